@@ -1,0 +1,255 @@
+"""The boundary: naming what escapes (`coded`) and reading the name back (`read`, `code_of`)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar, overload
+
+import msgspec
+
+from protocol.codes import Code
+from protocol.errors import CodedError, walk
+from protocol.safe import text_of
+from protocol.token import Trust, scan
+
+HEADER: Final = "x-failsoft-code"
+"""The HTTP header that carries a token."""
+PROBLEM: Final = "application/problem+json"
+"""Media type of a problem body (RFC 9457)."""
+MAX_READ: Final = 1 << 20
+"""Most characters of a text that are searched for a token: the head and the tail, half each."""
+
+T = TypeVar("T")
+Namer = Callable[[BaseException], "Code | str | None"]
+
+# Not failures: control flow that has to arrive as what it is. AsyncioActorExit is how Ray ends an
+# actor on purpose (ray.actor.exit_actor).
+_CONTROL: Final = (StopIteration, StopAsyncIteration)
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What was read back. ``code`` is None when nothing was found; ``raw`` is the token as it stood,
+    which keeps tokens of later releases readable."""
+
+    code: Code | None = None
+    id: str = ""
+    detail: str = ""
+    data: dict[str, Any] = {}
+    trust: Trust = Trust.NONE
+    raw: str = ""
+
+
+def code_of(thing: object, *, key: bytes | None = None) -> Code | None:
+    """The code that ``thing`` carries, or None. See `read`."""
+    return read(thing, key=key).code
+
+
+def read(thing: object, *, key: bytes | None = None) -> Reading:
+    """Read a code back from an exception of any shape, an ExceptionGroup, an HTTP response (httpx,
+    requests and aiohttp have the attributes it looks at), an event or problem as a mapping, a log
+    line or plain text. Structured data beats text, and the reading says which it was. Never raises."""
+    if isinstance(thing, BaseException):
+        return _read_exception(thing, key)
+    if isinstance(thing, Mapping):
+        return _read_mapping(thing, key)
+    if isinstance(thing, bytes | bytearray):
+        return _read_text(bytes(thing[:MAX_READ]).decode("utf-8", "replace"), key)
+    if isinstance(thing, str):
+        return _read_text(thing, key)
+    headers = getattr(thing, "headers", None)
+    if isinstance(headers, Mapping):
+        return _read_response(thing, headers, key)
+    return Reading()
+
+
+def _read_exception(exc: BaseException, key: bytes | None) -> Reading:
+    everything = list(walk(exc))
+    for one in everything:
+        if isinstance(one, CodedError):
+            # Through Ray the instance is a dual of RayTaskError; its attributes answer all the same.
+            return Reading(one.code, one.id, one.detail, one.data, Trust.STRUCTURED, one.token)
+    for one in everything:
+        found = _read_text(text_of(one), key)
+        if found.raw:
+            return found
+    return Reading()
+
+
+def _read_text(text: str, key: bytes | None) -> Reading:
+    if len(text) > MAX_READ:
+        text = f"{text[: MAX_READ // 2]}\n{text[-MAX_READ // 2 :]}"
+    tokens = scan(text, key=key)
+    if not tokens:
+        return Reading()
+    # The first token is the first failure: Python prints a cause above its effect.
+    token = tokens[0]
+    code = token.code or Code("UNKNOWN.FOREIGN")
+    return Reading(code, token.id, "", {}, token.trust, token.raw)
+
+
+def _read_mapping(thing: Mapping[Any, Any], key: bytes | None) -> Reading:
+    code, occurrence = thing.get("code"), thing.get("id") or thing.get("instance") or ""
+    if isinstance(code, str):
+        try:
+            data = thing.get("data")
+            return Reading(
+                Code(code),
+                str(occurrence),
+                text_of(thing.get("detail") or ""),
+                dict(data) if isinstance(data, Mapping) else {},
+                Trust.STRUCTURED,
+            )
+        except ValueError:
+            pass  # some other program's "code": its texts may still hold a token
+    for value in list(thing.values())[:64]:
+        if isinstance(value, str):
+            found = _read_text(value, key)
+            if found.raw:
+                return found
+        elif isinstance(value, Mapping):
+            found = _read_mapping(value, key) if value is not thing else Reading()
+            if found.code is not None:
+                return found
+    return Reading()
+
+
+def _read_response(response: object, headers: Mapping[Any, Any], key: bytes | None) -> Reading:
+    token = headers.get(HEADER) or headers.get(HEADER.title())
+    if isinstance(token, str):
+        found = _read_text(token, key)
+        if found.raw:
+            return found
+    try:
+        body = getattr(response, "content", None)
+    except Exception:  # noqa: BLE001 - httpx raises ResponseNotRead on an unread stream; the body is optional here
+        return Reading()
+    if not isinstance(body, bytes):
+        return Reading()
+    if str(headers.get("content-type") or headers.get("Content-Type") or "").startswith(PROBLEM):
+        try:
+            problem = msgspec.json.decode(body[:MAX_READ])
+        except msgspec.DecodeError:
+            problem = None
+        if isinstance(problem, dict):
+            return _read_mapping(problem, key)
+    return _read_text(body[:MAX_READ].decode("utf-8", "replace"), key)
+
+
+@overload
+def coded(target: T, /) -> T: ...
+@overload
+def coded(*, code: Code | str = ..., name: Namer | None = ...) -> Callable[[T], T]: ...
+def coded(target: Any = None, /, *, code: Code | str = "TASK.FAILED", name: Namer | None = None) -> Any:
+    """Turn whatever escapes ``target`` into a CodedError at the raising side, where the information
+    still exists.
+
+    For functions, coroutines, generators, async generators, whole classes (their public methods and
+    ``__init__``) and Ray remote functions and actor classes. A CodedError passes unchanged;
+    cancellation, KeyboardInterrupt, SystemExit and the end of an iteration stay what they are. An
+    exception that carries a code already keeps it; otherwise ``name(exc)`` names it, else ``code``
+    does."""
+    fallback = Code(code)
+
+    def name_it(exc: Exception) -> CodedError | None:
+        if isinstance(exc, CodedError | _CONTROL) or type(exc).__name__ == "AsyncioActorExit":
+            return None
+        found = code_of(exc) or (name(exc) if name is not None else None) or fallback
+        return CodedError.from_exception(exc, found)
+
+    def decorate(it: Any) -> Any:
+        return _wrap(it, name_it)
+
+    return decorate if target is None else decorate(target)
+
+
+NameIt = Callable[[Exception], "CodedError | None"]
+
+
+def _wrap(it: Any, name_it: NameIt) -> Any:
+    if isinstance(it, type):
+        return _wrap_class(it, name_it)
+    if isinstance(it, staticmethod | classmethod):
+        return type(it)(_wrap(it.__func__, name_it))
+    metadata = getattr(it, "__ray_metadata__", None)
+    if metadata is not None:  # a Ray ActorClass: it is exported at its first .remote(), from this class
+        _wrap_class(metadata.modified_class, name_it)
+        return it
+    if hasattr(it, "remote") and callable(getattr(it, "_function", None)):  # a RemoteFunction, likewise
+        it._function = _wrap(it._function, name_it)
+        return it
+    if inspect.isasyncgenfunction(it):
+        return _wrap_async_generator(it, name_it)
+    if inspect.isgeneratorfunction(it):
+        return _wrap_generator(it, name_it)
+    if inspect.iscoroutinefunction(it):
+
+        @functools.wraps(it)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await it(*args, **kwargs)
+            except Exception as exc:
+                named = name_it(exc)
+                if named is None:
+                    raise
+                raise named from exc
+
+        return coroutine
+    if not callable(it):
+        raise TypeError(f"@coded takes a function, a class or a Ray actor class, not {type(it).__name__}")
+
+    @functools.wraps(it)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return it(*args, **kwargs)
+        except Exception as exc:
+            named = name_it(exc)
+            if named is None:
+                raise
+            raise named from exc
+
+    return function
+
+
+def _wrap_class(cls: type, name_it: NameIt) -> type:
+    for attribute, value in list(vars(cls).items()):
+        if attribute.startswith("__") and attribute not in ("__init__", "__call__"):
+            continue
+        if isinstance(value, staticmethod | classmethod) or inspect.isfunction(value):
+            setattr(cls, attribute, _wrap(value, name_it))
+    return cls
+
+
+def _wrap_generator(it: Callable[..., Iterator[Any]], name_it: NameIt) -> Any:
+    @functools.wraps(it)
+    def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        try:
+            return (yield from it(*args, **kwargs))
+        except Exception as exc:
+            named = name_it(exc)
+            if named is None:
+                raise
+            raise named from exc
+
+    return generator
+
+
+def _wrap_async_generator(it: Callable[..., AsyncIterator[Any]], name_it: NameIt) -> Any:
+    @functools.wraps(it)
+    async def generator(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        inner = it(*args, **kwargs)
+        try:
+            async for value in inner:
+                yield value
+        except Exception as exc:
+            named = name_it(exc)
+            if named is None:
+                raise
+            raise named from exc
+        finally:
+            close = getattr(inner, "aclose", None)
+            if close is not None:
+                await close()
+
+    return generator

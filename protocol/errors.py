@@ -1,0 +1,201 @@
+"""CodedError: the one exception that crosses boundaries.
+
+It has one picklable shape, equal after a round trip, whoever subclasses it: pickling keeps the
+state and never calls ``__init__`` again, which is where most exceptions lose their identity
+(ray#28436, ray#31806, ray#46408: keyword-only or several required arguments).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final, Self
+
+import msgspec
+
+from protocol.codes import Code
+from protocol.safe import MAX_TEXT, clean, json_safe
+from protocol.token import mint, new_id
+
+MAX_CHAIN: Final = 8
+"""Most causes kept as data."""
+
+
+class Link(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One cause, as data: its type's full name, its capped text, its code when it had one."""
+
+    type: str
+    text: str
+    code: str = ""
+
+
+class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a failure was named: host, process, Ray actor (empty outside of one), and the type and
+    capped text of the exception that it was made from (empty when raised as a CodedError)."""
+
+    host: str
+    pid: int
+    actor: str = ""
+    type: str = ""
+    text: str = ""
+
+
+class CodedError(Exception):
+    """A failure with a name.
+
+    ``code`` is the catalogue's, ``detail`` one text for people (at most 8 KiB), ``data`` JSON-safe
+    facts, ``id`` the occurrence (joins its log lines), ``origin`` where it was named, ``chain`` its
+    causes as data, outermost first. ``str()`` begins with the token, so that the code survives on
+    the paths where only text does.
+
+    Raises ValueError when ``code`` is malformed.
+    """
+
+    code: Code
+    detail: str
+    data: dict[str, Any]
+    id: str
+    origin: Origin
+
+    def __init__(
+        self,
+        code: Code | str,
+        detail: str = "",
+        data: Mapping[str, Any] | None = None,
+        *,
+        id: str | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.code = Code(code)
+        self.detail = clean(detail)
+        self.data = json_safe(dict(data)) if data else {}
+        self.id = id or new_id()
+        self.origin = origin or here()
+        self._chain: tuple[Link, ...] | None = None
+        super().__init__(self.code, self.detail)
+
+    @classmethod
+    def from_exception(
+        cls,
+        exc: BaseException,
+        code: Code | str,
+        detail: str | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Name a foreign exception: its type and text go into ``origin``, its causes into ``chain``.
+        Raise the result ``from exc``."""
+        text = clean(exc, MAX_TEXT)
+        name = type_name(exc)
+        made = cls(code, f"{name}: {text}" if detail is None else detail, data, origin=here(name, text))
+        made.__cause__ = exc
+        made.__suppress_context__ = True
+        return made
+
+    @property
+    def token(self) -> str:
+        """The code and the occurrence as a token (`protocol.mint`)."""
+        return mint(self.code, self.id)
+
+    @property
+    def chain(self) -> tuple[Link, ...]:
+        """The causes as data: those carried over a boundary, or read from the live exception."""
+        return self._chain if self._chain is not None else tuple(_links(self))
+
+    def __str__(self) -> str:
+        return f"{self.token} {self.detail}" if self.detail else self.token
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.code)!r}, {self.detail!r}, id={self.id!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CodedError):
+            return NotImplemented
+        return _content(self) == _content(other)
+
+    def __hash__(self) -> int:
+        return hash((CodedError, self.id))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {**self.__dict__, "_chain": self.chain}
+        return (_rebuild, (type(self), self.args, state))
+
+
+def _rebuild(cls: type[CodedError], args: tuple[Any, ...], state: dict[str, Any]) -> CodedError:
+    made = cls.__new__(cls)
+    made.__dict__.update(state)
+    made.args = args
+    return made
+
+
+def _content(error: CodedError) -> tuple[Any, ...]:
+    return (error.code, error.id, error.detail, error.data, error.origin, error.chain)
+
+
+def type_name(exc: BaseException) -> str:
+    """The full name of an exception's type; builtins without their module."""
+    kind = type(exc)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def below(exc: BaseException) -> Iterator[BaseException]:
+    """What directly lies below an exception: a group's leaves, Ray's ``cause``, then ``__cause__``,
+    or ``__context__`` where it was not suppressed."""
+    if isinstance(exc, BaseExceptionGroup):
+        yield from exc.exceptions
+    carried = vars(exc).get("cause") if hasattr(exc, "__dict__") else None
+    if isinstance(carried, BaseException):
+        yield carried
+    if exc.__cause__ is not None:
+        yield exc.__cause__
+    elif exc.__context__ is not None and not exc.__suppress_context__:
+        yield exc.__context__
+
+
+def walk(exc: BaseException, limit: int = 256) -> Iterator[BaseException]:
+    """``exc`` and everything below it, outermost first, each once, at most ``limit``: cause cycles
+    and chains of thousands end."""
+    seen: set[int] = set()
+    queue = [exc]
+    for current in queue:  # the list grows while it is read: breadth first
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        if len(seen) >= limit:
+            return
+        queue.extend(below(current))
+
+
+def _links(error: CodedError) -> Iterator[Link]:
+    everything = walk(error, MAX_CHAIN + 1)
+    next(everything)
+    for cause in everything:
+        if isinstance(cause, CodedError):
+            yield Link(type_name(cause), clean(cause.detail, MAX_TEXT), str(cause.code))
+        else:
+            yield Link(type_name(cause), clean(cause, MAX_TEXT))
+
+
+@lru_cache(maxsize=1)
+def _host() -> str:
+    return socket.gethostname()
+
+
+def here(type: str = "", text: str = "") -> Origin:
+    """The origin of a failure that is named in this process, now."""
+    return Origin(_host(), os.getpid(), _actor(), type, text)
+
+
+def _actor() -> str:
+    # Only where Ray is loaded already and runs: naming a failure must not import or start Ray.
+    ray = sys.modules.get("ray")
+    if ray is None:
+        return ""
+    worker = getattr(getattr(getattr(ray, "_private", None), "worker", None), "global_worker", None)
+    actor_id = getattr(worker, "actor_id", None)
+    if actor_id is None or actor_id.is_nil():
+        return ""
+    return str(actor_id.hex())

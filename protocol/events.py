@@ -1,0 +1,128 @@
+"""Events: one JSON object a line, through structlog, always with the same keys.
+
+``ts`` (unix seconds) · ``level`` · ``event`` (a dotted name, ``poster.died``) · ``code`` and ``id``
+(of the failure, or null) · ``key`` (what it is about: ``poster/0``) · ``run`` · ``role`` · ``host`` ·
+``pid`` · ``detail`` (text) · ``data`` (everything else). Alert rules, ``failsoft explain`` and
+dashboards read these; a new fact goes into ``data``, never beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import MutableMapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import msgspec
+import structlog
+
+from protocol.boundary import read
+from protocol.codes import Code
+from protocol.safe import clean, json_safe
+
+KEYS: Final = ("ts", "level", "event", "code", "id", "key", "run", "role", "host", "pid", "detail", "data")
+Level = Literal["debug", "info", "warning", "error"]
+
+_encoder = msgspec.json.Encoder()
+
+
+class Events:
+    """Where events go: a file (`to_file`), or the stdlib logger ``failsoft`` when none is named."""
+
+    def __init__(self, sink: Any = None, *, run: str = "", role: str = "") -> None:
+        self._sink = sink if sink is not None else _Stdlib()
+        self._log = structlog.wrap_logger(
+            self._sink,
+            processors=[_fixed_keys, _render],
+            wrapper_class=structlog.BoundLogger,
+            cache_logger_on_first_use=True,
+            run=run,
+            role=role,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+
+    @classmethod
+    def to_file(cls, path: Path, *, run: str, role: str) -> Self:
+        """Append to ``path``, each event with one write, so that several processes may share it."""
+        return cls(_File(path), run=run, role=role)
+
+    def emit(
+        self,
+        event: str,
+        *,
+        level: Level = "info",
+        error: BaseException | None = None,
+        code: Code | str | None = None,
+        key: str = "",
+        detail: str = "",
+        **data: Any,
+    ) -> None:
+        """Write one event. ``error`` fills in code, id and detail where they are not given."""
+        found = read(error) if error is not None else None
+        if found is not None:
+            code = code or found.code
+            detail = detail or found.detail or clean(error)
+        getattr(self._log, level)(
+            event,
+            level=level,
+            code=str(code) if code else None,
+            id=found.id if found is not None and found.id else None,
+            key=key,
+            detail=clean(detail),
+            data=json_safe(data),
+        )
+
+    def close(self) -> None:
+        """Close the file, if there is one. Idempotent."""
+        close = getattr(self._sink, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _fixed_keys(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    event["ts"] = round(time.time(), 6)
+    return {key: event.get(key) for key in KEYS}
+
+
+def _render(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+    return _encoder.encode(event).decode()
+
+
+class _File:
+    """A structlog sink: whole lines, appended with a single write each (POSIX: O_APPEND writes do
+    not interleave on a local file)."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def _write(self, line: str) -> None:
+        if self._fd >= 0:
+            os.write(self._fd, line.encode() + b"\n")
+
+    debug = info = warning = error = _write
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class _Stdlib:
+    """A structlog sink: the stdlib logger ``failsoft``, for programs that set up their own logging."""
+
+    def __init__(self) -> None:
+        log = logging.getLogger("failsoft")
+        self.debug, self.info, self.warning, self.error = log.debug, log.info, log.warning, log.error

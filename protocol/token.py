@@ -1,0 +1,148 @@
+"""Tokens: a code's form inside free text.
+
+On two paths through Ray only text survives: an exception raised in an actor's ``__init__``
+arrives as the text of an ActorDiedError, and an exception that pickles but will not load arrives
+as the text of an UnserializableException. The token is made for those and for log lines::
+
+    FS1.<FAMILY>.<REASON>.<id8>.<mac8>
+
+Its alphabet (letters, digits, ``_`` and ``.``) needs no escaping in JSON, repr, a shell, HTML, a
+URL, an HTTP header, a format string or an Alertmanager label, and Rich markup does not eat it.
+``id8`` names the occurrence. ``mac8`` is BLAKE2s (RFC 7693) over the rest, keyed when the run has
+a key, a plain checksum otherwise; so a cut or mutated token reads as no token, never as another
+code.
+
+Text that a model, a tool or a server produced can hold a token too. `defuse` makes it unreadable
+at the one place where such text is embedded into ours.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import blake2s
+from typing import Final
+
+from protocol.codes import Code, Family
+
+VERSION: Final = "FS1"
+MAX_TOKEN: Final = 80
+"""Longest token in bytes; 11 + 12 + 40 + 17 = 80 for the longest family and reason."""
+
+_CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base32: no I, L, O, U
+_B32: Final = "[0-9A-HJKMNP-TV-Zabcdefghjkmnp-tv-z]"
+_SHAPE: Final = (
+    r"[Ff][Ss][0-9]{1,3}\.[A-Za-z]{1,16}\.[A-Za-z][A-Za-z0-9_]{0,39}" rf"\.{_B32}{{8}}\.{_B32}{{8}}"
+)
+# The end must be an end: a longer run of the alphabet is a glued or a cut neighbour.
+_TOKEN = re.compile(rf"({_SHAPE})(?![A-Za-z0-9_]|\.[A-Za-z0-9_])")
+# Where a token could begin, whatever stands around it: what `defuse` breaks.
+_START = re.compile(rf"[Ff][Ss][0-9]{{1,3}}(?=\.{_SHAPE.partition(chr(92) + '.')[2]})")
+# A token may follow an escape that ends in a letter or digit: "\n" in a repr, %0A, \x1b[31m, =0A.
+_ESCAPE_BEFORE = re.compile(
+    r"(?:\\+[abfnrtv0]|\\+[0-7]{3}|\\+x[0-9A-Fa-f]{2}|\\+u[0-9A-Fa-f]{4}|%[0-9A-Fa-f]{2}|\[[0-9;]{0,12}m)\Z"
+)
+
+
+class Trust(IntEnum):
+    """How much a reading may be believed, weakest first. Nothing forgiving (a free retry, a masked
+    sample) may be decided on less than ``SIGNED``."""
+
+    NONE = 0
+    HEURISTIC = 1
+    CHECKSUMMED = 2
+    SIGNED = 3
+    STRUCTURED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token found in a text. ``code`` is None when family or version come from a future
+    release; ``raw`` then carries it on unchanged."""
+
+    code: Code | None
+    id: str
+    trust: Trust
+    raw: str
+
+
+def new_id() -> str:
+    """A fresh occurrence id: 40 random bits as 8 characters of Crockford base32."""
+    return _base32(secrets.randbits(40))
+
+
+def mint(code: Code | str, id: str | None = None, *, key: bytes | None = None) -> str:
+    """The token for ``code``; signed when ``key`` (1 to 32 bytes) is given.
+
+    Raises ValueError for a malformed code or id."""
+    code = Code(code)
+    id = new_id() if id is None else id.upper()
+    if len(id) != 8 or any(c not in _CROCKFORD for c in id):
+        raise ValueError(f"{id!r} is not an occurrence id: 8 characters of Crockford base32")
+    body = f"{VERSION}.{code}.{id}"
+    return f"{body}.{_mac(body, key)}"
+
+
+def scan(text: str, *, key: bytes | None = None) -> list[Token]:
+    """Every genuine token in ``text``, in order, each occurrence once (a nested traceback repeats
+    the same token; the id tells). Linear in the length of the text; never raises on text."""
+    found: dict[tuple[str, str], Token] = {}
+    for match in _TOKEN.finditer(text):
+        if not _may_begin(text, match.start()):
+            continue
+        token = _check(match.group(1).upper(), key)
+        if token is not None:
+            found.setdefault((token.id, token.raw), token)
+    return list(found.values())
+
+
+def defuse(text: str) -> str:
+    """``text`` with every token-shaped piece made unreadable (``FS1.`` becomes ``FS1:``), whatever
+    its key, and nothing else changed. Idempotent. For foreign text, where it is embedded."""
+    if len(text) < 24:
+        return text
+    out: list[str] = []
+    done = 0
+    for match in _START.finditer(text):
+        out += (text[done : match.end()], ":")
+        done = match.end() + 1
+    out.append(text[done:])
+    return "".join(out)
+
+
+def _base32(number: int) -> str:
+    return "".join(_CROCKFORD[(number >> shift) & 31] for shift in range(35, -1, -5))
+
+
+def _mac(body: str, key: bytes | None) -> str:
+    digest = blake2s(body.encode("ascii"), key=key or b"", person=b"failsoft", digest_size=5).digest()
+    return _base32(int.from_bytes(digest, "big"))
+
+
+def _may_begin(text: str, start: int) -> bool:
+    if start == 0:
+        return True
+    before = text[start - 1]
+    if before.isascii() and (before.isalnum() or before in "_."):
+        return _ESCAPE_BEFORE.search(text, max(0, start - 16), start) is not None
+    return True
+
+
+def _check(raw: str, key: bytes | None) -> Token | None:
+    body, _, mac = raw.rpartition(".")
+    if key and mac == _mac(body, key):
+        trust = Trust.SIGNED
+    elif mac == _mac(body, None):
+        trust = Trust.CHECKSUMMED
+    else:
+        return None
+    version, family, reason, id = body.split(".")
+    code: Code | None = None
+    if version == VERSION and family in Family.__members__:
+        try:
+            code = Code(f"{family}.{reason}")
+        except ValueError:  # a reason that this release would refuse: the family still speaks
+            code = Code(f"{family}.UNKNOWN")
+    return Token(code, id, trust, raw)
