@@ -24,9 +24,9 @@ MAX_READ: Final = 1 << 20
 T = TypeVar("T")
 Namer = Callable[[BaseException], "Code | str | None"]
 
-# Not failures: control flow that has to arrive as what it is. AsyncioActorExit is how Ray ends an
-# actor on purpose (ray.actor.exit_actor).
-_CONTROL: Final = (StopIteration, StopAsyncIteration)
+# Passed unchanged: what has a name already, and control flow that has to arrive as what it is.
+# (AsyncioActorExit, named below, is how Ray ends an actor on purpose: ray.actor.exit_actor.)
+_CONTROL: Final = (StopIteration, StopAsyncIteration, CodedError)
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -153,7 +153,7 @@ def coded(target: Any = None, /, *, code: Code | str = "TASK.FAILED", name: Name
     fallback = Code(code)
 
     def name_it(exc: Exception) -> CodedError | None:
-        if isinstance(exc, CodedError | _CONTROL) or type(exc).__name__ == "AsyncioActorExit":
+        if isinstance(exc, _CONTROL) or type(exc).__name__ == "AsyncioActorExit":
             return None
         found = code_of(exc) or (name(exc) if name is not None else None) or fallback
         return CodedError.from_exception(exc, found)

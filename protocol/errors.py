@@ -140,9 +140,11 @@ def type_name(exc: BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def below(exc: BaseException) -> Iterator[BaseException]:
-    """What directly lies below an exception: a group's leaves, Ray's ``cause``, then ``__cause__``,
-    or ``__context__`` where it was not suppressed."""
+def below(exc: BaseException, *, context: bool = False) -> Iterator[BaseException]:
+    """What directly lies below an exception: a group's leaves, Ray's ``cause``, then ``__cause__``.
+
+    ``__context__`` only on request: what happened to be handled when an exception arose explains it
+    to a reader, but it is another failure, and must not lend the new one its name."""
     if isinstance(exc, BaseExceptionGroup):
         yield from exc.exceptions
     carried = vars(exc).get("cause") if hasattr(exc, "__dict__") else None
@@ -150,11 +152,11 @@ def below(exc: BaseException) -> Iterator[BaseException]:
         yield carried
     if exc.__cause__ is not None:
         yield exc.__cause__
-    elif exc.__context__ is not None and not exc.__suppress_context__:
+    elif context and exc.__context__ is not None and not exc.__suppress_context__:
         yield exc.__context__
 
 
-def walk(exc: BaseException, limit: int = 256) -> Iterator[BaseException]:
+def walk(exc: BaseException, limit: int = 256, *, context: bool = False) -> Iterator[BaseException]:
     """``exc`` and everything below it, outermost first, each once, at most ``limit``: cause cycles
     and chains of thousands end."""
     seen: set[int] = set()
@@ -166,11 +168,11 @@ def walk(exc: BaseException, limit: int = 256) -> Iterator[BaseException]:
         yield current
         if len(seen) >= limit:
             return
-        queue.extend(below(current))
+        queue.extend(below(current, context=context))
 
 
 def _links(error: CodedError) -> Iterator[Link]:
-    everything = walk(error, MAX_CHAIN + 1)
+    everything = walk(error, MAX_CHAIN + 1, context=True)
     next(everything)
     for cause in everything:
         if isinstance(cause, CodedError):

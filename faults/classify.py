@@ -1,0 +1,258 @@
+"""classify: from an exception of any shape to what it means.
+
+The order is: a CodedError's own code; the tables by class, most specific first; builtin exceptions;
+then, where only text survived, a token in the text or the type name that a traceback ends with.
+Structured data beats text, and every Fault says which it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import errno
+from collections.abc import Mapping
+from typing import Any, Final
+
+from faults.fault import Blame, Fault, Outcome
+from faults.http_faults import HTTP, retry_after, status_code
+from faults.meanings import meaning
+from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
+from faults.text_faults import guess
+from protocol import Code, CodedError, Reading, Trust, read
+from protocol.errors import type_name, walk
+from protocol.safe import MAX_TEXT, clean, text_of
+
+TABLE: Final[dict[str, str]] = {**RAY, **HTTP}
+MAX_HOPS: Final = 16
+
+_DISCONNECTED: Final = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, EOFError)
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
+
+
+def classify(exc: BaseException, *, key: bytes | None = None) -> Fault:
+    """What ``exc`` means. Never raises; an exception that nothing names is UNKNOWN.EXCEPTION, which
+    is not retried. ``key`` is the run's key, with which tokens in text are verified."""
+    return _classify(*_peel(exc), key)
+
+
+def _classify(inner: BaseException, hops: int, key: bytes | None) -> Fault:
+    if isinstance(inner, BaseExceptionGroup):
+        return _group(inner, hops, key)
+    if isinstance(inner, CodedError):
+        return _coded(inner, hops)
+    row, name = _row(inner)
+    if row == "UPSTREAM.SERVER_ERROR" or (row is not None and _status_of(inner) is not None):
+        return _http(inner, row)
+    if row in TEXT_ONLY:
+        return _from_text(inner, Code(row), key)
+    if row == "ACTOR.DIED":
+        return _actor_died(inner, hops, key)
+    if row is not None:
+        return _fault(Code(NESTED.get(row, row) if hops else row), Trust.STRUCTURED, name, inner)
+    carried = _carried(inner)
+    if carried is not None:
+        return _coded(carried, hops)
+    builtin = _builtin(inner)
+    if builtin is not None:
+        return _fault(Code(NESTED.get(builtin, builtin) if hops else builtin), Trust.STRUCTURED, name, inner)
+    found = read(inner, key=key)
+    if found.code is not None:
+        return _by_reading(found, inner)
+    if hops:
+        return _fault(Code("TASK.FAILED"), Trust.STRUCTURED, name, inner)
+    return _fault(Code("UNKNOWN.EXCEPTION"), Trust.STRUCTURED, name, inner)
+
+
+def classify_text(text: str, *, key: bytes | None = None) -> Fault:
+    """What a pasted traceback or log line means: by a token in it, else by the exception type that
+    it ends with. Text can be forged, and the fault's trust says that it was text."""
+    found = read(text, key=key)
+    if found.code is not None:
+        return _by_reading(found, text)
+    guess = _guess(text)
+    if guess is not None:
+        return guess
+    return _make(Code("UNKNOWN.EXCEPTION"), Trust.NONE, clean(text[-MAX_TEXT:], MAX_TEXT))
+
+
+def classify_status(status: int, headers: Mapping[Any, Any] | None = None, body: str = "") -> Fault | None:
+    """What an HTTP reply means; None when its status is no failure."""
+    code = status_code(status)
+    if code is None:
+        return None
+    return _make(
+        Code(code), Trust.STRUCTURED, clean(body, MAX_TEXT), status=status, retry_after=retry_after(headers)
+    )
+
+
+def name_of(exc: BaseException) -> Code:
+    """The code of ``exc``; for ``@coded(name=name_of)``."""
+    return classify(exc).code
+
+
+def _peel(exc: BaseException) -> tuple[BaseException, int]:
+    """What was raised beneath Ray's wrapping, and through how many hops it came."""
+    hops = 0
+    while hops < MAX_HOPS and any(_full(c) == TASK_ERROR for c in type(exc).__mro__):
+        cause = vars(exc).get("cause")
+        hops += 1
+        if not isinstance(cause, BaseException) or cause is exc:
+            break
+        exc = cause
+    return exc, hops
+
+
+def _full(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _row(exc: BaseException) -> tuple[str | None, str]:
+    for cls in type(exc).__mro__:
+        row = TABLE.get(_full(cls))
+        if row is not None:
+            return row, type_name(exc)
+    return None, type_name(exc)
+
+
+def _carried(exc: BaseException) -> CodedError | None:
+    return next((one for one in walk(exc) if isinstance(one, CodedError)), None)
+
+
+def _coded(error: CodedError, hops: int) -> Fault:
+    made = _make(error.code, Trust.STRUCTURED, error.detail, id=error.id)
+    status = error.data.get("status")
+    after = error.data.get("retry_after")
+    blame = (
+        Blame.NESTED
+        if hops and made.blame is Blame.CALLEE and made.code.family in ("ACTOR", "NODE")
+        else made.blame
+    )
+    return Fault(
+        made.kind,
+        made.code,
+        blame,
+        made.outcome,
+        Trust.STRUCTURED,
+        after if isinstance(after, int | float) and not isinstance(after, bool) else None,
+        status if isinstance(status, int) else None,
+        made.evidence,
+        error.id,
+    )
+
+
+def _actor_died(exc: BaseException, hops: int, key: bytes | None) -> Fault:
+    name = type_name(exc)
+    if getattr(exc, "actor_init_failed", False):
+        # Only the text of what __init__ raised survives: a token in it says what it was.
+        found = read(text_of(exc), key=key)
+        if found.code is not None:
+            made = _by_reading(found, exc)
+            return Fault(
+                made.kind,
+                made.code,
+                Blame.CALLEE,
+                Outcome.NOT_RUN,
+                made.trust,
+                evidence=made.evidence,
+                id=made.id,
+            )
+        return _fault(Code("ACTOR.INIT_FAILED"), Trust.STRUCTURED, name, exc)
+    if getattr(exc, "preempted", False):
+        return _fault(Code("NODE.PREEMPTED"), Trust.STRUCTURED, name, exc)
+    return _fault(Code("ACTOR.NESTED_DIED" if hops else "ACTOR.DIED"), Trust.STRUCTURED, name, exc)
+
+
+def _http(exc: BaseException, row: str | None) -> Fault:
+    status = _status_of(exc)
+    response = getattr(exc, "response", None)
+    headers = getattr(response if response is not None else exc, "headers", None)
+    code = status_code(status) if status is not None and row == "UPSTREAM.SERVER_ERROR" else row
+    return _make(
+        Code(code or row or "UPSTREAM.SERVER_ERROR"),
+        Trust.STRUCTURED,
+        _evidence(type_name(exc), exc),
+        status=status,
+        retry_after=retry_after(headers if isinstance(headers, Mapping) else None),
+    )
+
+
+def _status_of(exc: BaseException) -> int | None:
+    response = vars(exc).get("response") if hasattr(exc, "__dict__") else None
+    for status in (getattr(response, "status_code", None), vars(exc).get("status")):
+        if isinstance(status, int) and 100 <= status <= 599:
+            return int(status)
+    return None
+
+
+def _builtin(exc: BaseException) -> str | None:
+    if isinstance(exc, asyncio.CancelledError | concurrent.futures.CancelledError | KeyboardInterrupt):
+        return "CANCEL.CALLER"
+    if isinstance(exc, ConnectionRefusedError):
+        return "TRANSPORT.CONNECT"
+    if isinstance(exc, _DISCONNECTED):
+        return "TRANSPORT.DISCONNECTED"
+    if isinstance(exc, TimeoutError):
+        return "TIMEOUT.DEADLINE"
+    if isinstance(exc, MemoryError):
+        return "NODE.OUT_OF_MEMORY"
+    if isinstance(exc, OSError):
+        if exc.errno in _DISK_FULL:
+            return "NODE.DISK_FULL"
+        if exc.errno in _UNREACHABLE:
+            return "TRANSPORT.CONNECT"
+        return "NODE.IO" if exc.errno is not None else None
+    return None
+
+
+def _group(group: BaseExceptionGroup[BaseException], hops: int, key: bytes | None) -> Fault:
+    """The leaf that allows the least: a group is retried only when every leaf may be."""
+    leaves = [one for one in walk(group) if not isinstance(one, BaseExceptionGroup)][:64]
+    faults = [_classify(leaf, hops, key) for leaf in leaves] or [
+        _fault(Code("UNKNOWN.EXCEPTION"), Trust.STRUCTURED, type_name(group), group)
+    ]
+    from faults.decide import rank  # the order of actions is decide's business
+
+    return max(faults, key=rank)
+
+
+def _from_text(exc: BaseException, row: Code, key: bytes | None) -> Fault:
+    text = text_of(exc)
+    found = read(text, key=key)
+    if found.code is not None:
+        return _by_reading(found, exc)
+    return _guess(text) or _fault(row, Trust.STRUCTURED, type_name(exc), exc)
+
+
+def _guess(text: str) -> Fault | None:
+    guessed = guess(text)
+    if guessed is None:
+        return None
+    code, status, line = guessed
+    return _make(Code(code), Trust.HEURISTIC, clean(line, MAX_TEXT), status=status)
+
+
+def _by_reading(found: Reading, thing: object) -> Fault:
+    assert found.code is not None
+    return _make(found.code, found.trust, clean(thing, MAX_TEXT), id=found.id)
+
+
+def _fault(code: Code, trust: Trust, name: str, exc: BaseException) -> Fault:
+    return _make(code, trust, _evidence(name, exc))
+
+
+def _evidence(name: str, exc: BaseException) -> str:
+    return clean(f"{name}: {text_of(exc)}", MAX_TEXT)
+
+
+def _make(
+    code: Code,
+    trust: Trust,
+    evidence: str,
+    *,
+    status: int | None = None,
+    retry_after: float | None = None,
+    id: str = "",
+) -> Fault:
+    kind, blame, outcome = meaning(code)
+    return Fault(kind, code, blame, outcome, trust, retry_after, status, evidence, id)

@@ -1,0 +1,88 @@
+"""Reading a failure from text alone: a pasted traceback, a log line, what Ray kept of an exception
+that it could not carry.
+
+Python and Ray write an exception's type at the start of a line; Ray names both itself and the cause,
+``ray.exceptions.RayTaskError(ActorDiedError): ray::Outer.call() (pid=…)``. Everything read here is a
+guess: text can be forged, and the fault's trust says so.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from faults.http_faults import HTTP, status_code
+from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
+
+MAX_SEARCH: Final = 65536
+"""Characters of a text, counted from its end, that are looked at."""
+
+BUILTIN: Final[dict[str, str]] = {
+    "TimeoutError": "TIMEOUT.DEADLINE",
+    "asyncio.exceptions.TimeoutError": "TIMEOUT.DEADLINE",
+    "asyncio.exceptions.CancelledError": "CANCEL.CALLER",
+    "concurrent.futures._base.CancelledError": "CANCEL.CALLER",
+    "KeyboardInterrupt": "CANCEL.CALLER",
+    "ConnectionRefusedError": "TRANSPORT.CONNECT",
+    "ConnectionResetError": "TRANSPORT.DISCONNECTED",
+    "ConnectionAbortedError": "TRANSPORT.DISCONNECTED",
+    "BrokenPipeError": "TRANSPORT.DISCONNECTED",
+    "EOFError": "TRANSPORT.DISCONNECTED",
+    "MemoryError": "NODE.OUT_OF_MEMORY",
+}
+_FULL: Final[dict[str, str]] = {**RAY, **HTTP, **BUILTIN}
+_SHORT: Final[dict[str, str]] = {name.rpartition(".")[2]: code for name, code in _FULL.items()}
+
+_ANSI = re.compile(r"\x1b\[[0-9;]{0,12}m")
+# What stands before a line in a worker's log, in an ExceptionGroup's tree.
+_PREFIX = re.compile(r"^(?:\([^()\n]{1,80} pid=[0-9]{1,10}[^()\n]{0,80}\) ?|[ +|-]{1,40}\| ?)", re.MULTILINE)
+_LINE = re.compile(
+    r"^([A-Za-z_][A-Za-z0-9_.]{2,120})(?:\(([A-Za-z_][A-Za-z0-9_]{0,80})\))?(?:: ?(.{0,400}))?$", re.M
+)
+_STATUS = re.compile(r"(?<![0-9])([1-5][0-9]{2})(?![0-9])")
+_INIT = "error raised in its creation task"
+
+
+def guess(text: str) -> tuple[str, int | None, str] | None:
+    """(code, HTTP status, the line it was read from), or None when no known type is named."""
+    lines = _lines(text)
+    known = [line for line in lines if _code_of(line) is not None]
+    outer = next((m for m in reversed(lines) if m.group(1) == TASK_ERROR and m.group(2)), None)
+    if outer is not None:
+        # Whatever stands below it was printed by it, from inside our callee.
+        code = _SHORT.get(outer.group(2), "TASK.FAILED")
+        status = None
+        if code == "UPSTREAM.SERVER_ERROR":
+            code, status = _by_status(next((m.group(0) for m in reversed(known) if m is not outer), ""))
+        return NESTED.get(code, code), status, outer.group(0)
+    for line in reversed(known):
+        code = _code_of(line) or ""
+        if code in TEXT_ONLY or line.group(1) == TASK_ERROR:
+            continue
+        if code == "UPSTREAM.SERVER_ERROR":
+            code, status = _by_status(line.group(3) or "")
+            return code, status, line.group(0)
+        if code == "ACTOR.DIED" and _INIT in line.group(0):
+            return "ACTOR.INIT_FAILED", None, line.group(0)
+        return code, None, line.group(0)
+    if known:
+        return _code_of(known[-1]) or "", None, known[-1].group(0)
+    return None
+
+
+def _lines(text: str) -> list[re.Match[str]]:
+    return list(_LINE.finditer(_PREFIX.sub("", _ANSI.sub("", text[-MAX_SEARCH:]))))
+
+
+def _code_of(line: re.Match[str]) -> str | None:
+    name = line.group(1)
+    # aiohttp's and httpx's classes print with the module they live in or the package's name.
+    return _FULL.get(name) or (
+        _SHORT.get(name.rpartition(".")[2]) if name.startswith(("aiohttp.", "httpx.")) else None
+    )
+
+
+def _by_status(text: str) -> tuple[str, int | None]:
+    digits = _STATUS.search(text)
+    status = int(digits.group(1)) if digits else None
+    return (status_code(status) if status else None) or "UNKNOWN.EXCEPTION", status
