@@ -26,10 +26,12 @@ async def retrying(
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen, so sharing the default is safe
     on_failure: Hook | None = None,
     final: Callable[[Exception, Fault], bool] = lambda exc, fault: False,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
     """Await ``attempt(n)`` (n from 1) until it succeeds or `decide` says to stop; its last exception
     is raised as it is. ``remaining`` tells what is left of the deadline (seconds), ``on_failure``
-    hears of every failure and what was decided, ``final`` may take away the permission to retry."""
+    hears of every failure and what was decided, ``final`` may take away the permission to retry,
+    ``sleep`` waits (seconds)."""
     verdict: dict[str, Decision] = {}
 
     def again(state: tenacity.RetryCallState) -> bool:
@@ -55,7 +57,7 @@ async def retrying(
         retry=again,
         wait=lambda state: verdict["last"].delay,
         stop=tenacity.stop_never,  # decide stops; it alone counts attempts
-        sleep=asyncio.sleep,
+        sleep=sleep,
         reraise=True,
     ):
         with one:

@@ -1,0 +1,204 @@
+"""A keeper: starts one poster, watches it, retires it, replaces it. One task a poster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from dispatch.posting.lane import Health, Lane, PosterLane, State
+from dispatch.posting.placement import affinity
+from dispatch.posting.stats import Ledger, PosterStats, Recovery
+from faults import Backoff, classify
+from protocol import CodedError, Events
+
+
+@dataclass(frozen=True, slots=True)
+class Recreation:
+    """How posters are replaced: after ``backoff`` (seconds, growing with each failure in a row), and
+    no more once ``budget`` lives in a row failed to start or ended within ``proven`` seconds."""
+
+    backoff: Backoff = Backoff(0.1, 10.0)  # noqa: RUF009 - frozen, so sharing the default is safe
+    budget: int = 6
+    proven: float = 30.0
+
+
+class Keeper:
+    """See the module. ``settled`` is set once the first start has succeeded or failed."""
+
+    def __init__(
+        self,
+        key: str,
+        node: str,
+        *,
+        concurrency: int,
+        options: dict[str, Any],
+        release: Callable[[Lane], None],
+        changed: Callable[[], None],
+        health: Health,
+        recreation: Recreation,
+        events: Events,
+        ledger: Ledger,
+    ) -> None:
+        self.key = key
+        self.lane: PosterLane | None = None
+        self.settled = asyncio.Event()
+        self._node = node
+        self._concurrency = concurrency
+        self._options = options
+        self._release = release
+        self._changed = changed
+        self._health = health
+        self._recreation = recreation
+        self._events = events
+        self._ledger = ledger
+        self._generation = 0
+        self._abandoned = False
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Start keeping."""
+        self._task = asyncio.create_task(self._keep(), name=self.key)
+
+    async def end(self) -> None:
+        """Stop keeping, and close the poster."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self.settled.set()
+        if self.lane is not None and self.lane.state is not State.DEAD:
+            gone = await self.lane.close()
+            if not gone:
+                self._events.emit(
+                    "poster.unconfirmed",
+                    level="error",
+                    key=self.key,
+                    code="ACTOR.WEDGED",
+                    detail="the poster was killed, but its process is not known to be gone",
+                )
+
+    def stats(self) -> PosterStats:
+        """This poster, now."""
+        lane = self.lane
+        state = "abandoned" if self._abandoned else str(lane.state) if lane is not None else "starting"
+        info = lane.info if lane is not None else None
+        return PosterStats(
+            self.key,
+            state,
+            info.pid if info is not None else 0,
+            info.node if info is not None else self._node,
+            self._generation,
+            lane.share if lane is not None else 0,
+            lane.occupied if lane is not None else 0,
+        )
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        failures = 0  # lives in a row that came to nothing
+        first_cause: CodedError | None = None
+        lost: tuple[float, CodedError] | None = None  # since when, and why, this poster is missing
+        while True:
+            began = loop.time()
+            ended, seen, served = await self._live(lost)
+            if loop.time() - began >= self._recreation.proven:
+                failures, first_cause = 0, None
+            failures += 1
+            first_cause = first_cause or ended
+            if lost is None or served:
+                lost = (seen, ended)  # a new loss; failing to start again is still the same one
+            if failures > self._recreation.budget:
+                self._give_up(failures, first_cause)
+                return
+            await asyncio.sleep(self._recreation.backoff.delay(failures))
+
+    async def _live(self, lost: tuple[float, CodedError] | None) -> tuple[CodedError, float, bool]:
+        """One life: from creating the actor to knowing that it is dead. Returns why it ended, when
+        that was seen (loop time), and whether it had served."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self._generation += 1
+        lane = PosterLane(f"{self.key}.{self._generation}", self._release, self._moved, self._health)
+        self.lane = lane
+        try:
+            await lane.start(
+                {
+                    **self._options,
+                    "max_restarts": 0,  # Ray's own restart would hide that its state was lost
+                    "max_concurrency": self._concurrency + 8,
+                    "scheduling_strategy": affinity(self._node),
+                },
+                self._concurrency,
+            )
+        except (CodedError, ray.exceptions.RayError, TimeoutError, ValueError) as exc:
+            # ValueError is how Ray refuses options; each is this poster's failure to start.
+            failed = (
+                exc if isinstance(exc, CodedError) else CodedError.from_exception(exc, classify(exc).code)
+            )
+            self.settled.set()
+            self._changed()
+            self._events.emit(
+                "poster.start_failed", level="error", error=failed, key=self.key, generation=self._generation
+            )
+            return failed, loop.time(), False
+        assert lane.info is not None
+        self.settled.set()
+        seconds = loop.time() - began
+        if lost is not None:
+            since, why = lost
+            self._ledger.recreated += 1
+            self._ledger.recoveries.append(Recovery(self.key, str(why.code), loop.time() - since))
+        self._changed()
+        self._events.emit(
+            "poster.ready",
+            key=self.key,
+            pid_of_poster=lane.info.pid,
+            node=lane.info.node,
+            generation=self._generation,
+            seconds=round(seconds, 3),
+        )
+        why = await lane.watch()
+        seen = loop.time()
+        lane.state = State.DEAD
+        self._changed()  # nothing new goes there from here on
+        gone = await lane.retire(why)
+        self._events.emit(
+            "poster.died",
+            level="error",
+            error=why,
+            key=self.key,
+            pid_of_poster=lane.info.pid,
+            node=lane.info.node,
+            generation=self._generation,
+            confirmed_gone=gone,
+        )
+        return why, seen, True
+
+    def _moved(self, lane: PosterLane) -> None:
+        if lane.state is State.QUARANTINED:
+            self._events.emit(
+                "poster.quarantined",
+                level="warning",
+                key=self.key,
+                code="ACTOR.UNAVAILABLE",
+                detail="no new work goes to this poster until it answers again",
+            )
+            self._changed()
+        elif lane.state is State.SERVING:
+            self._events.emit(
+                "poster.ready", key=self.key, detail="it answers again", generation=self._generation
+            )
+            self._changed()
+
+    def _give_up(self, failures: int, first_cause: CodedError | None) -> None:
+        self._abandoned = True
+        error = CodedError(
+            "POOL.RECREATE_BUDGET",
+            f"{self.key} failed {failures} times in a row and is not replaced any more; "
+            f"first: {first_cause.detail if first_cause is not None else ''}",
+        )
+        error.__cause__ = first_cause
+        self._events.emit("poster.abandoned", level="error", error=error, key=self.key)
+        self._changed()

@@ -1,0 +1,461 @@
+"""PosterPool: POSTs through a pool of Ray actors, with nothing lost while actors die.
+
+One POST, from call to reply::
+
+    post() → ledger: submitted
+      → retrying()                                  faults.retry, by decision only
+          → admission.acquire()                     exact capacity, first come first served
+          → lane.run()                              a poster actor, or the local client
+              → transport.exchange()                one HTTP exchange, judged
+      → ledger: succeeded | failed | cancelled
+
+Beside it one keeper a poster (`dispatch.posting.keeper`) starts, watches, retires and replaces it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+import ray
+
+from dispatch.posting.admission import Admission
+from dispatch.posting.keeper import Keeper, Recreation
+from dispatch.posting.lane import Health, Lane, LocalLane, State
+from dispatch.posting.placement import alive_nodes, check_counts
+from dispatch.posting.request import (
+    Item,
+    Reply,
+    Request,
+    check_deadline,
+    check_headers,
+    check_id,
+    check_url,
+    encode,
+)
+from dispatch.posting.stats import Ledger, PoolStats
+from faults import Backoff, Blame, Decision, Fault, Outcome, classify, retrying
+from protocol import CodedError, Events, catalogue
+
+AHEAD: Final = 2
+"""How many times the concurrency `post_many` keeps submitted."""
+
+
+class Done(msgspec.Struct, frozen=True):
+    """One finished request of `PosterPool.post_many`: its reply or its error, never both."""
+
+    request: Request
+    reply: Reply | None = None
+    error: CodedError | None = None
+
+
+class PosterPool:
+    """A pool of poster actors.
+
+    ``concurrency``: exact ceiling of POSTs that servers see at once, over the whole cluster.
+    ``posters_per_node``: posters on each node alive at the start. ``deadline``: default for a POST,
+    queueing and retries included, in seconds. ``max_attempts``: most times one POST is sent.
+    ``local_fallback``: POST from this process while no poster is healthy. ``poster_options``: more
+    options for the actors (``runtime_env``, ``resources``), as ``.options()`` of Ray takes them.
+
+    Use it as ``async with PosterPool(...) as pool``, from one event loop. Raises CodedError
+    CONFIG.INVALID for settings that cannot work, POOL.MISUSE for use outside of that.
+    """
+
+    def __init__(
+        self,
+        concurrency: int = 1024,
+        posters_per_node: int = 2,
+        deadline: float = 600.0,
+        *,
+        max_attempts: int = 4,
+        local_fallback: bool = True,
+        backoff: Backoff = Backoff(),  # noqa: B008 - frozen, so sharing the default is safe
+        health: Health = Health(),  # noqa: B008 - frozen, so sharing the default is safe
+        recreation: Recreation = Recreation(),  # noqa: B008 - frozen, so sharing the default is safe
+        events: Events | None = None,
+        poster_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value in (
+            ("concurrency", concurrency),
+            ("posters_per_node", posters_per_node),
+            ("max_attempts", max_attempts),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise CodedError(
+                    "CONFIG.INVALID", f"{name} is {value!r}: a whole number of at least 1, please"
+                )
+        self._concurrency = concurrency
+        self._posters_per_node = posters_per_node
+        self._deadline = check_deadline(deadline)
+        self._max_attempts = max_attempts
+        self._local_fallback = local_fallback
+        self._backoff = backoff
+        self._health = health
+        self._recreation = recreation
+        self._events = events or Events()
+        self._options = {"num_cpus": 0.001, **(poster_options or {})}
+        self._ledger = Ledger()
+        self._admission: Admission[Lane] = Admission(concurrency)
+        self._keepers: list[Keeper] = []
+        self._local: LocalLane | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Create the posters and wait until each serves or has failed once (then the pool serves with
+        the others, or locally, while its keeper tries on)."""
+        if self._loop is not None:
+            raise CodedError(
+                "POOL.MISUSE", "this pool was started before: make a new PosterPool for each use"
+            )
+        if not ray.is_initialized():
+            raise CodedError("POOL.MISUSE", "Ray is not initialised in this process: call ray.init() first")
+        nodes = alive_nodes()
+        check_counts(self._concurrency, self._posters_per_node, len(nodes))
+        self._loop = asyncio.get_running_loop()
+        self._local = LocalLane(self._admission.release, self._concurrency)
+        for index, node in enumerate(node for node in nodes for _ in range(self._posters_per_node)):
+            self._keepers.append(
+                Keeper(
+                    f"poster/{index}",
+                    node,
+                    concurrency=self._concurrency,
+                    options=self._options,
+                    release=self._admission.release,
+                    changed=self._resplit,
+                    health=self._health,
+                    recreation=self._recreation,
+                    events=self._events,
+                    ledger=self._ledger,
+                )
+            )
+        try:
+            for keeper in self._keepers:
+                keeper.begin()
+            await asyncio.gather(*(keeper.settled.wait() for keeper in self._keepers))
+        except BaseException:
+            await self.close()
+            raise
+        self._resplit()
+
+    async def post(
+        self,
+        url: str,
+        payload: Any,
+        *,
+        deadline: float | None = None,
+        idempotent: bool = True,
+        headers: Mapping[str, str] | None = None,
+        request_id: str | None = None,
+        max_attempts: int | None = None,
+        retry_upstream: bool = True,
+    ) -> Reply:
+        """POST ``payload`` as JSON to ``url``.
+
+        ``deadline`` in seconds from now counts queueing and retries. ``idempotent=False``: sent again
+        only when it is known not to have run. ``request_id`` is sent as X-Request-Id, the same with
+        every attempt. ``retry_upstream=False`` leaves failures of the server to the caller, who may
+        know another server; the pool then retries only what its posters did.
+
+        Raises CodedError: what failed last, REQUEST.OUTCOME_UNKNOWN where a request that is not
+        idempotent may have run, REQUEST.INVALID for what cannot be sent, POOL.* for the pool itself."""
+        loop = self._usable()
+        check_url(url)
+        body = encode(payload)
+        sent_headers = check_headers(headers)
+        id = check_id(request_id)
+        budget = self._deadline if deadline is None else check_deadline(deadline)
+        post = _Post(self, id, url, body, sent_headers, loop.time() + budget, idempotent, retry_upstream)
+        ledger = self._ledger
+        ledger.submitted += 1
+        ledger.in_flight += 1
+        self._idle.clear()
+        try:
+            reply = await post.run(max_attempts or self._max_attempts)
+        except asyncio.CancelledError:
+            ledger.cancelled += 1
+            raise
+        except CodedError as error:
+            ledger.failed += 1
+            ledger.failed_by_code[str(error.code)] += 1
+            raise
+        except BaseException as exc:
+            ledger.failed += 1
+            ledger.failed_by_code["INTERNAL.BUG"] += 1
+            raise CodedError.from_exception(exc, "INTERNAL.BUG") from exc
+        else:
+            ledger.succeeded += 1
+            return reply
+        finally:
+            ledger.in_flight -= 1
+            if ledger.in_flight == 0:
+                self._idle.set()
+
+    async def post_many(self, requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncIterator[Done]:
+        """POST them all and yield each when it is done, in completion order. Requests are drawn as
+        capacity allows, so the source may be endless; leaving the loop cancels what is under way."""
+        self._usable()
+        source = _aiter(requests)
+        running: set[asyncio.Task[Done]] = set()
+        ready: deque[Done] = deque()
+        exhausted = False
+        try:
+            while True:
+                while not exhausted and len(running) < AHEAD * self._concurrency:
+                    try:
+                        request = await anext(source)
+                    except StopAsyncIteration:
+                        exhausted = True
+                        break
+                    running.add(asyncio.create_task(self._one(request)))
+                if not running:
+                    return
+                finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                ready.extend(task.result() for task in finished)
+                while ready:
+                    yield ready.popleft()
+        finally:
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)
+
+    def stats(self) -> PoolStats:
+        """The accounting, now."""
+        ledger, admission = self._ledger, self._admission
+        return PoolStats(
+            submitted=ledger.submitted,
+            succeeded=ledger.succeeded,
+            failed=ledger.failed,
+            cancelled=ledger.cancelled,
+            in_flight=ledger.in_flight,
+            waiting=admission.waiting,
+            occupied=admission.occupied,
+            peak=admission.peak,
+            sent=ledger.sent,
+            retried=ledger.retried,
+            local=ledger.local,
+            failed_by_code=dict(ledger.failed_by_code),
+            retried_by_code=dict(ledger.retried_by_code),
+            recreated=ledger.recreated,
+            recoveries=tuple(ledger.recoveries),
+            posters=tuple(keeper.stats() for keeper in self._keepers),
+        )
+
+    async def close(self) -> None:
+        """End the pool: outstanding POSTs fail with POOL.CLOSED, and afterwards no actor, process or
+        connection of it is left. Idempotent."""
+        if self._loop is None or self._closing.is_set():
+            return
+        self._closing.set()
+        self._admission.close(CodedError("POOL.CLOSED", "the pool was closed before the request was sent"))
+        await asyncio.gather(*(keeper.end() for keeper in self._keepers))
+        if self._local is not None:
+            await self._local.close()
+        with contextlib.suppress(TimeoutError):
+            # Every outstanding post has been failed by now; this lets their callers take notice.
+            async with asyncio.timeout(5.0):
+                await self._idle.wait()
+        self._events.emit("pool.closed", key="pool", **msgspec.to_builtins(self.stats()))
+
+    def _usable(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise CodedError(
+                "POOL.MISUSE", "the pool was not started: use `async with PosterPool(...) as pool`"
+            )
+        if self._closing.is_set():
+            raise CodedError("POOL.CLOSED", "the pool is closed: post inside its `async with` block")
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is not self._loop:
+            raise CodedError(
+                "POOL.MISUSE", "the pool belongs to another event loop: use it from the loop that started it"
+            )
+        return running
+
+    async def _one(self, request: Request) -> Done:
+        try:
+            reply = await self.post(
+                request.url,
+                request.payload,
+                deadline=request.deadline,
+                idempotent=request.idempotent,
+                headers=request.headers,
+                request_id=request.request_id,
+            )
+        except CodedError as error:
+            return Done(request, error=error)
+        return Done(request, reply=reply)
+
+    def _resplit(self) -> None:
+        """Give the capacity to the posters that serve now, or to the local client when none does."""
+        if self._closing.is_set():
+            return
+        serving: list[Lane] = [
+            k.lane for k in self._keepers if k.lane is not None and k.lane.state is State.SERVING
+        ]
+        was_local = self._local is not None and self._local in self._admission.lanes
+        if serving:
+            if was_local:
+                self._events.emit("pool.remote", key="pool", detail="a poster is healthy again")
+        elif (
+            self._local_fallback
+            and self._local is not None
+            and all(k.settled.is_set() for k in self._keepers)
+        ):
+            serving = [self._local]
+            if not was_local:
+                self._events.emit(
+                    "pool.local",
+                    level="warning",
+                    key="pool",
+                    code="POOL.NO_POSTER",
+                    detail="no poster is healthy: posting from the pool's own process until one is",
+                )
+        self._admission.serve(serving)
+
+    async def _pause(self, seconds: float) -> None:
+        """A retry's wait, which closing the pool ends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+
+
+class _Post:
+    """One POST on its way: its attempts, and what the pool notes of them."""
+
+    def __init__(
+        self,
+        pool: PosterPool,
+        id: str,
+        url: str,
+        body: bytes,
+        headers: dict[str, str],
+        ends: float,
+        idempotent: bool,
+        retry_upstream: bool,
+    ) -> None:
+        self._pool = pool
+        self._id = id
+        self._url = url
+        self._body = body
+        self._headers = headers
+        self._ends = ends
+        self._idempotent = idempotent
+        self._retry_upstream = retry_upstream
+        self._attempts = 0
+        self._avoid: set[str] = set()
+        self._last: str = ""
+
+    async def run(self, max_attempts: int) -> Reply:
+        try:
+            return await retrying(
+                self._attempt,
+                idempotent=self._idempotent,
+                max_attempts=max_attempts,
+                remaining=self._remaining,
+                backoff=self._pool._backoff,
+                on_failure=self._failed,
+                final=self._final,
+                sleep=self._pool._pause,
+            )
+        except CodedError as error:
+            fault = classify(error)
+            may_have_run = not self._idempotent and fault.outcome is Outcome.UNKNOWN and self._attempts > 0
+            if may_have_run and catalogue.entry(fault.code).advice not in ("cancel", "give_up"):
+                detail = f"not idempotent, and it may have run: {error.detail}"
+                raise CodedError(
+                    "REQUEST.OUTCOME_UNKNOWN", detail, {**error.data, "cause": error.code}
+                ) from error
+            raise
+
+    def _remaining(self) -> float:
+        assert self._pool._loop is not None
+        return self._ends - self._pool._loop.time()
+
+    async def _attempt(self, number: int) -> Reply:
+        pool = self._pool
+        lane = await self._place()
+        left = self._remaining()
+        if left <= 0:
+            pool._admission.release(lane)
+            raise self._late()
+        self._attempts = number
+        self._last = lane.name
+        pool._ledger.sent += 1
+        pool._ledger.retried += number > 1
+        pool._ledger.local += lane is pool._local
+        item = Item(self._id, f"{self._id}.{number}", self._url, self._body, self._headers)
+        answer = await lane.run(item, left)
+        via = "local" if lane is pool._local else "poster"
+        return Reply(answer.data, answer.status, answer.headers, via, number, answer.seconds, self._id)
+
+    async def _place(self) -> Lane:
+        try:
+            async with asyncio.timeout(max(self._remaining(), 0.0)):
+                return await self._pool._admission.acquire(self._avoid)
+        except TimeoutError:
+            raise self._late() from None
+
+    def _late(self) -> CodedError:
+        if not self._pool._admission.lanes:
+            return CodedError(
+                "POOL.NO_POSTER", f"no poster was healthy before the deadline of {self._url} passed"
+            )
+        return CodedError(
+            "TIMEOUT.DEADLINE",
+            "the deadline passed while the request waited for a place in the pool",
+            {"url": self._url, "attempts": self._attempts, "waiting": self._pool._admission.waiting},
+        )
+
+    def _final(self, exc: Exception, fault: Fault) -> bool:
+        if self._pool._closing.is_set():
+            return True
+        return not self._retry_upstream and fault.blame in (Blame.UPSTREAM, Blame.REQUEST)
+
+    def _failed(self, fault: Fault, decision: Decision, number: int, exc: Exception) -> None:
+        if fault.blame in (Blame.CALLEE, Blame.NODE):
+            self._avoid.add(self._last)
+        again = decision.action.sends_again
+        if again:
+            self._pool._ledger.retried_by_code[str(fault.code)] += 1
+        self._pool._events.emit(
+            "post.retried" if again else "post.failed",
+            level="info" if again else "warning",
+            error=exc,
+            key=self._id,
+            attempt=number,
+            via=self._last,
+            url=self._url,
+            action=decision.action.value,
+            delay=round(decision.delay, 3),
+            why=decision.why,
+        )
+
+
+async def _aiter(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncIterator[Request]:
+    if isinstance(requests, AsyncIterable):
+        async for request in requests:
+            yield request
+    else:
+        for request in requests:
+            yield request

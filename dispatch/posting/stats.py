@@ -1,0 +1,69 @@
+"""Accounting: ``submitted = succeeded + failed + cancelled + in_flight``, at every instant."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """One replacement: what (``key``), why (``code``), how long from seeing it to serving again
+    (``seconds``)."""
+
+    key: str
+    code: str
+    seconds: float
+
+
+class PosterStats(msgspec.Struct, frozen=True):
+    """One poster. ``state`` is starting, serving, quarantined, dead or abandoned."""
+
+    key: str
+    state: str
+    pid: int
+    node: str
+    generation: int
+    share: int
+    occupied: int
+
+
+class PoolStats(msgspec.Struct, frozen=True):
+    """A moment of the pool.
+
+    ``in_flight`` counts POSTs that callers wait for; ``occupied`` the places that are taken, which
+    includes attempts whose caller has gone and whose remote end is not yet known to have stopped.
+    ``sent`` counts attempts, ``retried`` those after a first, ``local`` those by the local client."""
+
+    submitted: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    in_flight: int
+    waiting: int
+    occupied: int
+    peak: int
+    sent: int
+    retried: int
+    local: int
+    failed_by_code: dict[str, int]
+    retried_by_code: dict[str, int]
+    recreated: int
+    recoveries: tuple[Recovery, ...]
+    posters: tuple[PosterStats, ...]
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the accounting holds. It always does; tests and operators may look."""
+        return self.submitted == self.succeeded + self.failed + self.cancelled + self.in_flight
+
+
+class Ledger:
+    """The counters behind `PoolStats`. Each is counted for itself, so that the sum can be wrong."""
+
+    def __init__(self) -> None:
+        self.submitted = self.succeeded = self.failed = self.cancelled = self.in_flight = 0
+        self.sent = self.retried = self.local = self.recreated = 0
+        self.failed_by_code: Counter[str] = Counter()
+        self.retried_by_code: Counter[str] = Counter()
+        self.recoveries: list[Recovery] = []

@@ -1,0 +1,165 @@
+"""One HTTP exchange, judged: what comes back is an `Answer` or a CodedError, nothing in between.
+
+A 200 is not a success yet: the body must arrive whole, be what it says it is, and hold no error
+event. Posters and the local client share this; the HTTP client is httpx's, its transport is this
+module's business alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from dispatch.posting.request import Answer, Item
+from faults import classify, classify_status
+from protocol import CodedError, defuse, read
+from protocol.boundary import HEADER
+from protocol.safe import clean
+
+KEEPALIVE: Final = 3.0
+"""Seconds that an idle connection is kept: below uvicorn's 5 s, which SGLang and vLLM use, so that
+the server is never the one to close first (NeMo Gym#1555)."""
+CONNECT_TIMEOUT: Final = 10.0
+MAX_BODY: Final = 64 * 1024 * 1024
+"""Largest reply that is read, in bytes."""
+MAX_ERROR_BODY: Final = 4096
+"""How much of a failed reply's body is read and kept, in bytes."""
+KEPT_HEADERS: Final = ("content-type", "retry-after", "server", "x-request-id", HEADER)
+EVENT_STREAM: Final = "text/event-stream"
+
+
+def make_client(connections: int) -> httpx.AsyncClient:
+    """An HTTP client for up to ``connections`` exchanges at once. How many there are is decided by
+    the pool's admission; the client itself never makes a request wait."""
+    limits = httpx.Limits(
+        max_connections=None, max_keepalive_connections=connections, keepalive_expiry=KEEPALIVE
+    )
+    # Engines are inside the cluster: a proxy meant for the outside world would only break them.
+    return httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
+
+
+async def exchange(client: httpx.AsyncClient, item: Item, budget: float) -> Answer:
+    """POST ``item`` and judge the reply, within ``budget`` seconds.
+
+    Raises CodedError: TIMEOUT.*, TRANSPORT.*, UPSTREAM.*, REQUEST.* or BACKPRESSURE.*; its data
+    holds url, status and retry_after where they are known."""
+    began = time.monotonic()
+    facts: dict[str, Any] = {"url": item.url, "request_id": item.id}
+    status = 0
+    try:
+        async with asyncio.timeout(budget):
+            async with client.stream(
+                "POST",
+                item.url,
+                content=item.body,
+                headers={"content-type": "application/json", **item.headers, "x-request-id": item.id},
+                timeout=httpx.Timeout(budget, connect=min(budget, CONNECT_TIMEOUT)),
+            ) as response:
+                status = response.status_code
+                headers = {k: v for k in KEPT_HEADERS if (v := response.headers.get(k)) is not None}
+                if not 200 <= status < 300:
+                    raise _refused(response, headers, await _start_of(response), facts)
+                body = await _whole(response, facts)
+    except TimeoutError as exc:
+        raise CodedError(
+            "TIMEOUT.DEADLINE",
+            f"no whole reply from {item.url} within {budget:.3g} s",
+            {**facts, "status": status or None},
+        ) from exc
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as exc:
+        if 200 <= status < 300:  # the head had come: the body was cut
+            detail = f"the reply's body from {item.url} was cut short: {exc}"
+            raise CodedError.from_exception(
+                exc, "UPSTREAM.TRUNCATED", detail, {**facts, "status": status}
+            ) from exc
+        raise CodedError.from_exception(exc, classify(exc).code, data=facts) from exc
+    if headers.get("content-type", "").startswith(EVENT_STREAM):
+        data: Any = _events(body, facts)
+    else:
+        data = _json(body, headers.get("content-type", ""), status, facts)
+    return Answer(status, headers, data, time.monotonic() - began)
+
+
+async def _start_of(response: httpx.Response) -> bytes:
+    start = b""
+    async for chunk in response.aiter_bytes(MAX_ERROR_BODY):
+        start += chunk
+        if len(start) >= MAX_ERROR_BODY:
+            break
+    return start[:MAX_ERROR_BODY]
+
+
+async def _whole(response: httpx.Response, facts: dict[str, Any]) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in response.aiter_bytes():
+        size += len(chunk)
+        if size > MAX_BODY:
+            raise CodedError("UPSTREAM.BAD_BODY", f"the reply is larger than {MAX_BODY} bytes", facts)
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _refused(
+    response: httpx.Response, headers: dict[str, str], body: bytes, facts: dict[str, Any]
+) -> CodedError:
+    # What the server wrote is foreign text: it may be a model's output, and must not pass for ours.
+    text = defuse(body.decode("utf-8", "replace"))
+    fault = classify_status(response.status_code, headers, text)
+    if fault is None:  # 1xx never ends an exchange
+        return CodedError(
+            "TRANSPORT.PROTOCOL", f"HTTP status {response.status_code} ended the exchange", facts
+        )
+    code = fault.code
+    if HEADER in headers and response.status_code >= 500:
+        code = read(headers[HEADER]).code or code
+    data = {**facts, "status": response.status_code, "body": text, "retry_after": fault.retry_after}
+    detail = f"HTTP {response.status_code} from {response.request.url}: {clean(text, 600)}"
+    return CodedError(code, detail, data)
+
+
+def _json(body: bytes, content_type: str, status: int, facts: dict[str, Any]) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        return json.loads(body)  # engines write NaN, which is not JSON but is meant
+    except (ValueError, RecursionError) as exc:
+        start = defuse(body[:200].decode("utf-8", "replace"))
+        raise CodedError(
+            "UPSTREAM.BAD_BODY",
+            f"HTTP {status} from {facts['url']}, but the body is not JSON "
+            f"({content_type or 'no content type'}): {start}",
+            {**facts, "status": status},
+        ) from exc
+
+
+def _events(body: bytes, facts: dict[str, Any]) -> list[Any]:
+    """The events of a stream. It counts only with its end: ``data: [DONE]``, as SGLang, vLLM and the
+    OpenAI API send it; and an error event makes the whole of it a failure."""
+    events: list[Any] = []
+    for line in body.decode("utf-8", "replace").splitlines():
+        field, _, value = line.partition(":")
+        if field != "data":
+            continue
+        value = value.strip()
+        if value == "[DONE]":
+            return events
+        event = _json(value.encode(), EVENT_STREAM, 200, facts)
+        if isinstance(event, dict) and event.get("error") is not None:
+            said = defuse(clean(json.dumps(event["error"], default=str), 600))
+            raise CodedError(
+                "UPSTREAM.STREAM_ERROR", f"error event in the stream from {facts['url']}: {said}", facts
+            )
+        events.append(event)
+    raise CodedError(
+        "UPSTREAM.TRUNCATED",
+        f"the stream from {facts['url']} ended after {len(events)} events without [DONE]",
+        facts,
+    )
