@@ -89,6 +89,7 @@ class Keeper:
             self.key,
             state,
             info.pid if info is not None else 0,
+            info.create_time if info is not None else 0.0,
             info.node if info is not None else self._node,
             self._generation,
             lane.share if lane is not None else 0,

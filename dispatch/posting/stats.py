@@ -17,11 +17,13 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class PosterStats(msgspec.Struct, frozen=True):
-    """One poster. ``state`` is starting, serving, quarantined, dead or abandoned."""
+    """One poster. ``state`` is starting, serving, quarantined, dead or abandoned. ``pid`` (0 before it
+    has started) counts only together with ``create_time`` (unix seconds)."""
 
     key: str
     state: str
     pid: int
+    create_time: float
     node: str
     generation: int
     share: int

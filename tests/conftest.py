@@ -1,0 +1,22 @@
+"""What every room's tests share: one local Ray for the session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+
+@pytest.fixture(scope="session")
+def ray_local() -> Iterator[None]:
+    """A local Ray for the tests of a session; the driver is this process."""
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        object_store_memory=200 * 1024 * 1024,
+    )
+    yield
+    ray.shutdown()
