@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ray
+from ray.exceptions import RayError
 
 from dispatch.posting.lane import Health, Lane, PosterLane, State
 from dispatch.posting.placement import affinity
@@ -133,7 +133,7 @@ class Keeper:
                 },
                 self._concurrency,
             )
-        except (CodedError, ray.exceptions.RayError, TimeoutError, ValueError) as exc:
+        except (CodedError, RayError, TimeoutError, ValueError) as exc:
             # ValueError is how Ray refuses options; each is this poster's failure to start.
             failed = (
                 exc if isinstance(exc, CodedError) else CodedError.from_exception(exc, classify(exc).code)

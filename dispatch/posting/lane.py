@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import psutil
 import ray
+from ray.exceptions import RayError
 
 from dispatch.posting.poster import PosterInfo, Pulse, poster_class
 from dispatch.posting.request import Answer, Item
@@ -28,6 +29,8 @@ GRACE: Final = 0.5
 """Seconds that a caller waits beyond a request's deadline for the poster's own verdict."""
 CONFIRM: Final = 10.0
 """Seconds within which an abandoned attempt, or a killed poster, must be known to have ended."""
+POLITE: Final = 1.0
+"""Seconds that a worker gets to exit by itself after ray.kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class PosterLane:
         except CodedError as error:  # the lane's end, or what the poster did not expect
             running = False
             raise _without_ray(error) from None
-        except ray.exceptions.RayError as exc:
+        except RayError as exc:
             fault = classify(exc)
             running = fault.kind in (Kind.UNAVAILABLE, Kind.CANCELLED)
             self._suspect.set()
@@ -195,7 +198,7 @@ class PosterLane:
     async def close(self) -> bool:
         """The orderly end: let the poster close its connections, then `retire` it."""
         self.state = State.DEAD
-        with contextlib.suppress(CodedError, ray.exceptions.RayError, TimeoutError):
+        with contextlib.suppress(CodedError, RayError, TimeoutError):
             # Politeness only: whatever comes of it, the kill below is what counts.
             async with asyncio.timeout(self._health.timeout):
                 await self._call("close")
@@ -218,7 +221,7 @@ class PosterLane:
             return CodedError(
                 "ACTOR.WEDGED", f"{self.name} does not answer a probe within {self._health.timeout} s"
             )
-        except (ray.exceptions.RayError, CodedError) as exc:
+        except (RayError, CodedError) as exc:
             fault = classify(exc)
             return CodedError.from_exception(exc, fault.code)
         if pulse.age >= self._health.wedge_after:
@@ -273,7 +276,7 @@ class PosterLane:
                     async with asyncio.timeout(CONFIRM):
                         if await self._call("drop", attempt):
                             return
-                except (TimeoutError, ray.exceptions.RayError, CodedError) as exc:
+                except (TimeoutError, RayError, CodedError) as exc:
                     if classify(exc).code == "ACTOR.DIED":
                         return
                 self._suspect.set()
@@ -285,6 +288,8 @@ class PosterLane:
         info = self.info
         if info is not None and info.node == ray.get_runtime_context().get_node_id():
             # ray.kill asks the worker to exit; a stopped or wedged one cannot, and SIGKILL can.
+            if await until(lambda: same_process(info.pid, info.create_time) is None, POLITE):
+                return True
             process = same_process(info.pid, info.create_time)
             if process is not None:
                 with contextlib.suppress(psutil.NoSuchProcess):

@@ -290,7 +290,7 @@ class PosterPool:
             raise CodedError(
                 "POOL.MISUSE", "the pool belongs to another event loop: use it from the loop that started it"
             )
-        return running
+        return self._loop
 
     async def _one(self, request: Request) -> Done:
         try:

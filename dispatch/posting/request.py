@@ -4,6 +4,7 @@ out (`Reply`)."""
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,7 +17,8 @@ from protocol import CodedError
 MAX_ID: Final = 128
 """Longest request id, in characters; it travels in a header."""
 
-_encoder = msgspec.json.Encoder()
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a header's name (RFC 9110, 5.1)
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,7 @@ def check_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         _ = parts.port  # the property parses, and raises ValueError on nonsense
+        url.encode()  # a lone surrogate cannot be sent
     except (ValueError, AttributeError, TypeError) as exc:
         raise CodedError("REQUEST.INVALID", f"URL {url!r} cannot be parsed: {exc}") from exc
     if parts.scheme not in ("http", "https"):
@@ -86,27 +89,27 @@ def encode(payload: Any) -> bytes:
         raise CodedError(
             "REQUEST.INVALID", "the payload is bytes: pass the object, the pool encodes it as JSON"
         )
+    # The standard library is strict about it; msgspec would send NaN as null and a set as a list.
     try:
-        return _encoder.encode(payload)
-    except (TypeError, ValueError, RecursionError, OverflowError):
-        pass  # lone surrogates and odd objects: let the standard library decide, it says it best
-    try:
-        return json.dumps(payload, allow_nan=False, separators=(",", ":")).encode()
+        text = json.dumps(payload, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        return text.encode()  # raises ValueError on a lone surrogate
     except (TypeError, ValueError, RecursionError) as exc:
         raise CodedError("REQUEST.INVALID", f"the payload is not JSON: {exc}") from exc
 
 
 def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    """Headers as a plain dict of text; REQUEST.INVALID where one could not be sent."""
+    """Headers as a plain dict of text, names in lower case; REQUEST.INVALID where one could not be sent."""
+    if headers is not None and not isinstance(headers, Mapping):
+        raise CodedError("REQUEST.INVALID", f"headers are {type(headers).__name__}: a mapping, please")
     out: dict[str, str] = {}
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise CodedError("REQUEST.INVALID", f"header {name!r}: names and values must be text")
-        if not (name.isascii() and value.isascii()) or any(c in name + value for c in "\r\n\0"):
+        if not _NAME.fullmatch(name) or not value.isascii() or _CONTROL.search(value):
             raise CodedError(
                 "REQUEST.INVALID", f"header {name!r}: only ASCII without line breaks can be sent"
             )
-        out[name] = value
+        out[name.lower()] = value.strip(" \t")
     return out
 
 
@@ -114,7 +117,12 @@ def check_id(request_id: str | None) -> str:
     """The request's id, a fresh one when None is given."""
     if request_id is None:
         return uuid.uuid4().hex
-    if not request_id or len(request_id) > MAX_ID or not request_id.isascii() or not request_id.isprintable():
+    if (
+        not isinstance(request_id, str)
+        or not 1 <= len(request_id) <= MAX_ID
+        or not request_id.isascii()
+        or not request_id.isprintable()
+    ):
         raise CodedError(
             "REQUEST.INVALID", f"request_id {request_id!r}: 1 to {MAX_ID} printable ASCII characters, please"
         )
@@ -123,6 +131,6 @@ def check_id(request_id: str | None) -> str:
 
 def check_deadline(deadline: float) -> float:
     """A deadline in seconds from now; it must be a positive, finite number."""
-    if not isinstance(deadline, int | float) or not 0 < deadline < 1e7:
+    if not isinstance(deadline, int | float) or isinstance(deadline, bool) or not 0 < deadline < 1e7:
         raise CodedError("REQUEST.INVALID", f"deadline {deadline!r}: a number of seconds above 0, please")
     return float(deadline)

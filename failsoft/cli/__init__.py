@@ -1,0 +1,22 @@
+"""The command line: one file a command."""
+
+from __future__ import annotations
+
+import typer
+
+from failsoft.cli import alerts, rollout
+
+app = typer.Typer(
+    name="failsoft",
+    help="Fault tolerance and an error protocol for RL rollouts on Ray.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(rollout.rollout)
+app.add_typer(alerts.app, name="alerts")
+
+
+def main() -> None:
+    """The entry point of the ``failsoft`` command."""
+    app()

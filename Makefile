@@ -1,0 +1,53 @@
+# failsoft: the two commands of the README are `make rollout` and `make test`; both set up .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ROOMS := protocol faults dispatch chaos failsoft
+RUN_OUT ?= out/rollout
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help rollout test lint bench soak docs clean
+
+help:
+	@echo "make rollout  sample examples/prompts.jsonl while a poster and an engine are killed"
+	@echo "make test     lint, types and all tests, the chaos tests included"
+	@echo "make lint     ruff, mypy --strict, basedpyright and the import direction"
+	@echo "make bench    throughput beside a plain Ray-actor POST pool"
+	@echo "make soak     the long random runs that make test leaves out"
+	@echo "make docs     write docs/codes.md anew from the catalogue"
+	@echo "make clean    remove .venv, caches and out/"
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("failsoft needs Python 3.11 or later, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+rollout: $(STAMP)
+	$(BIN)/failsoft rollout examples/prompts.jsonl --out $(RUN_OUT) --overwrite
+
+test: lint
+	$(PYTEST) -m "not soak"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/basedpyright --level error
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.pool
+
+soak: $(STAMP)
+	$(PYTEST) -m soak --timeout 3600 -s
+
+docs: $(STAMP)
+	$(BIN)/failsoft codes --markdown > docs/codes.md.new
+	mv docs/codes.md.new docs/codes.md
+
+clean:
+	rm -rf $(VENV) build out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

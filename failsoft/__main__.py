@@ -1,0 +1,5 @@
+"""``python -m failsoft``."""
+
+from failsoft.cli import main
+
+main()

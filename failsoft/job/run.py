@@ -1,0 +1,341 @@
+"""The rollout job, from a file of prompts to a file of samples.
+
+Whatever ends it (the last sample, Ctrl-C, a full disk, engines that cannot be kept alive), the way
+out is the same: what was finished is on disk, the pool, the engines and Ray are gone, the summary
+says what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import ray
+from rich.console import Console
+
+from chaos import Injury
+from dispatch.engines import EngineFleet, embedded_spec
+from dispatch.posting import PosterPool
+from dispatch.rollout import Failure, RolloutClient, Router, Sample, SampleWriter, load_prompts
+from dispatch.rollout.output import write_atomic
+from dispatch.rollout.prompts import Prompt
+from dispatch.rollout.reach import reach
+from failsoft.job.breakage import break_things
+from failsoft.job.settings import Settings
+from failsoft.job.view import Progressing, Recovered, Summary, injury_text, print_summary
+from faults.alerts import AlertWatcher, RuleFile, build_sinks, default_rules, load_rules
+from protocol import CodedError, Events
+
+OK: Final = 0
+INCOMPLETE: Final = 1
+BAD_INPUT: Final = 2
+INTERRUPTED: Final = 130
+TERMINATED: Final = 143
+
+RECOVER: Final = 30.0
+"""Seconds that a finished run waits for what was killed to serve again, so that its alerts resolve."""
+DRAIN: Final = 5.0
+SHOW: Final = 0.2
+"""Seconds between two looks at the numbers."""
+
+
+class Job:
+    """One run. `go` does all of it and returns the exit status."""
+
+    def __init__(self, settings: Settings, console: Console) -> None:
+        self.settings = settings
+        self.console = console
+        self.run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        self.injuries: list[Injury] = []
+        self.stopped_by = ""
+        self._progressed = asyncio.Condition()
+        self._fleet: EngineFleet | None = None
+        self._pool: PosterPool | None = None
+        self._client: RolloutClient | None = None
+        self._total = 0
+        self._signal: signal.Signals | None = None
+
+    async def go(self) -> int:
+        """Raises CodedError CONFIG.* and the like for what is wrong before anything was started."""
+        settings, began = self.settings, time.monotonic()
+        prompts = load_prompts(settings.prompts)
+        rules = load_rules(settings.rules) if settings.rules is not None else default_rules()
+        sinks = build_sinks(rules.sinks, webhook=settings.webhooks, alertmanager=settings.alertmanagers)
+        reached = [
+            await reach(url, api=settings.api, model=settings.model, headers=settings.headers)
+            for url in settings.engines
+        ]
+        if len({r.api for r in reached}) > 1:
+            how = ", ".join(f"{r.url} ({r.api})" for r in reached)
+            raise CodedError("CONFIG.INVALID", f"the engines speak different dialects: {how}; run them apart")
+        code = OK
+        with SampleWriter(settings.out, mode=settings.mode, run=self.run) as writer:
+            skip = frozenset(writer.done)
+            events_path = settings.out / "events.jsonl"
+            with Events.to_file(events_path, run=self.run, role="driver") as events:
+                watcher = AlertWatcher(events_path, RuleFile(rules.rules, rules.sinks, rules.origin), sinks)
+                with self._signals():
+                    async with watcher:
+                        try:
+                            async with self._running(events, [r.url for r in reached]) as router:
+                                client = self._make_client(
+                                    router,
+                                    events,
+                                    reached[0].api if reached else "sglang",
+                                    reached[0].model if reached else "",
+                                )
+                                await self._sample(client, prompts, skip, writer, events)
+                                await self._wait_recovered()
+                        except asyncio.CancelledError:
+                            if self._signal is None:
+                                raise
+                            self.stopped_by = f"{self._signal.name}; go on with --resume"
+                            code = INTERRUPTED if self._signal is signal.SIGINT else TERMINATED
+                        except CodedError as error:
+                            events.emit("run.failed", level="error", error=error, key="run")
+                            self.stopped_by = str(error.code) + ": " + " ".join(error.detail.split())
+                            code = INCOMPLETE
+                        await watcher.drain(DRAIN)
+            writer.sync()
+            summary = self._summary(code, len(skip), time.monotonic() - began, tuple(watcher.summary()))
+            write_atomic(
+                settings.out / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=2)
+            )
+        print_summary(self.console, summary)
+        return summary.exit
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first Ctrl-C (or TERM) ends the run in order; a second one ends it now: the guards and
+        Ray end what it leaves."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def stop(which: signal.Signals) -> None:
+            if self._signal is not None:
+                os._exit(INTERRUPTED)
+            self._signal = which
+            self.console.print(f"{which.name}: stopping; once more to stop at once")
+            task.cancel()
+
+        for which in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(which, stop, which)
+        try:
+            yield
+        finally:
+            for which in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(which)
+
+    @asynccontextmanager
+    async def _running(self, events: Events, urls: list[str]) -> AsyncIterator[Router]:
+        """Ray, the engines and the pool; on the way out all of them are gone."""
+        settings = self.settings
+        async with AsyncExitStack() as stack:
+            stack.enter_context(_ray(settings.ray_address))
+            if urls:
+                router = Router.static(urls, events)
+            else:
+                specs = [embedded_spec(token_rate=settings.token_rate)] * settings.embedded
+                self._fleet = await stack.enter_async_context(EngineFleet(specs, events=events))
+                self.console.print(f"starting {settings.embedded} embedded engines", highlight=False)
+                await self._fleet.wait_ready(60.0)
+                router = Router.follow(self._fleet, events)
+                stack.callback(router.close)
+            self._pool = await stack.enter_async_context(
+                PosterPool(
+                    settings.concurrency,
+                    settings.posters_per_node,
+                    settings.deadline,
+                    events=events,
+                )
+            )
+            yield router
+
+    def _make_client(self, router: Router, events: Events, api: str, model: str) -> RolloutClient:
+        settings = self.settings
+        assert self._pool is not None
+        self._client = RolloutClient(
+            self._pool,
+            router,
+            n=settings.n,
+            api="openai" if api == "openai" else "sglang",
+            model=model,
+            sampling=settings.sampling,
+            deadline=settings.deadline,
+            headers=settings.headers,
+            stream=settings.stream,
+            concurrency=settings.concurrency,
+            run=str(settings.out.resolve()),
+            events=events,
+        )
+        return self._client
+
+    async def _sample(
+        self,
+        client: RolloutClient,
+        prompts: list[Prompt],
+        skip: frozenset[tuple[str, int]],
+        writer: SampleWriter,
+        events: Events,
+    ) -> None:
+        assert self._pool is not None
+        self._total = sum((p.id, i) not in skip for p in prompts for i in range(self.settings.n))
+        failures = self.settings.out / "failures.jsonl"
+        failures.unlink(missing_ok=True)
+        with Progressing(self.console, self._total) as view:
+            tasks = [asyncio.create_task(self._show(view))]
+            if self.settings.chaos:
+                breaking = break_things(
+                    self._pool, self._fleet, self._settled, self._progressed, events, self.injuries
+                )
+                tasks.append(asyncio.create_task(breaking))
+            try:
+                async for one in client.samples(prompts, skip=skip):
+                    self._keep(one, writer, failures)
+                    async with self._progressed:
+                        self._progressed.notify_all()
+                    self._check_engines()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+            for result in results:
+                if isinstance(result, Exception):
+                    raise result
+            view.update(time.monotonic(), client.stats(), self._pool.stats(), *self._ready())
+
+    def _keep(self, one: Sample | Failure, writer: SampleWriter, failures: Path) -> None:
+        if isinstance(one, Sample):
+            writer.write(msgspec.to_builtins(one))
+            return
+        with failures.open("ab") as file:
+            file.write(msgspec.json.encode(one) + b"\n")
+
+    def _check_engines(self) -> None:
+        """A fleet that is given up as a whole ends the run: waiting for it would be waiting for ever."""
+        if self._fleet is None:
+            return
+        engines = self._fleet.engines()
+        if all(status.code == "ENGINE.CRASH_LOOP" for status in engines):
+            raise CodedError(
+                "ENGINE.CRASH_LOOP", f"no engine can be kept alive; the first: {engines[0].detail}"
+            )
+
+    def _settled(self) -> float:
+        if self._client is None or self._total == 0:
+            return 0.0
+        stats = self._client.stats()
+        return (stats.completed + stats.failed) / self._total
+
+    async def _show(self, view: Progressing) -> None:
+        assert self._pool is not None
+        assert self._client is not None
+        told = 0
+        while True:
+            view.update(time.monotonic(), self._client.stats(), self._pool.stats(), *self._ready())
+            for injury in self.injuries[told:]:
+                view.say(f"injected: {injury_text(injury)}")
+            told = len(self.injuries)
+            await asyncio.sleep(SHOW)
+
+    def _ready(self) -> tuple[int, int]:
+        if self._fleet is None:
+            return len(self.settings.engines), len(self.settings.engines)
+        return len(self._fleet.routable()), len(self._fleet.engines())
+
+    async def _wait_recovered(self) -> None:
+        """Until every poster serves and every engine is ready again, or `RECOVER` seconds."""
+        assert self._pool is not None
+        if not self.injuries:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RECOVER):
+                while not self._whole(self._pool):  # noqa: ASYNC110 - pool and fleet share no event
+                    await asyncio.sleep(SHOW)
+
+    def _whole(self, pool: PosterPool) -> bool:
+        ready, engines = self._ready()
+        recovered = {r.key for r in self._recoveries()}
+        return (
+            ready == engines
+            and all(poster.state == "serving" for poster in pool.stats().posters)
+            and all(injury.key in recovered for injury in self.injuries)
+        )
+
+    def _recoveries(self) -> list[Recovered]:
+        found = (
+            [Recovered(r.key, r.code, r.seconds) for r in self._pool.stats().recoveries] if self._pool else []
+        )
+        if self._fleet is not None:
+            found += [Recovered(r.key, str(r.code), r.seconds) for r in self._fleet.recoveries]
+        return found
+
+    def _summary(self, code: int, skipped: int, seconds: float, alerts: tuple[str, ...]) -> Summary:
+        stats = self._client.stats() if self._client is not None else None
+        asked = stats.asked if stats else 0
+        failed = stats.failed if stats else 0
+        # Asked for by the prompts file, and neither here nor accounted for as failed or stopped.
+        lost = stats.lost if stats else 0
+        if code == OK and (failed or lost or (stats is not None and asked < self._total)):
+            code = INCOMPLETE
+        out = self.settings.out
+        outputs = {"samples": str(out / "samples.jsonl"), "events": str(out / "events.jsonl")}
+        if failed:
+            outputs["failures"] = str(out / "failures.jsonl")
+        return Summary(
+            run=self.run,
+            exit=code,
+            asked=asked,
+            completed=stats.completed if stats else 0,
+            failed=failed,
+            retried=stats.retried + sum(self._pool.stats().retried_by_code.values())
+            if stats and self._pool
+            else 0,
+            lost=lost,
+            skipped=skipped,
+            failed_by_code=stats.failed_by_code if stats else {},
+            retried_by_code=_added(stats.retried_by_code if stats else {}, self._pool),
+            seconds=round(seconds, 3),
+            posters_recreated=self._pool.stats().recreated if self._pool is not None else 0,
+            engines_restarted=len(self._fleet.recoveries) if self._fleet is not None else 0,
+            recoveries=tuple(self._recoveries()),
+            alerts=alerts,
+            injuries=tuple(injury_text(i) for i in self.injuries),
+            stopped_by=self.stopped_by,
+            outputs=outputs,
+        )
+
+
+def _added(counts: dict[str, int], pool: PosterPool | None) -> dict[str, int]:
+    total = dict(counts)
+    for code, n in (pool.stats().retried_by_code if pool is not None else {}).items():
+        total[code] = total.get(code, 0) + n
+    return total
+
+
+@contextmanager
+def _ray(address: str | None) -> Iterator[None]:
+    """Ray for this run: the cluster at ``address``, or a local one that ends with the run."""
+    # Ray's own words about starting are noise here; its failures are exceptions.
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address is not None:
+            ray.init(address=address, **quiet)
+        else:
+            ray.init(include_dashboard=False, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as exc:
+        where = f"at {address}" if address else "locally"
+        raise CodedError("CONFIG.INVALID", f"Ray does not start {where}: {exc}") from exc
+    try:
+        yield
+    finally:
+        ray.shutdown()
