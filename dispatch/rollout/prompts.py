@@ -121,6 +121,9 @@ class _Place(msgspec.Struct, frozen=True):
         raise _coded(self.path, what, line=self.number)
 
 
+_ARRAY = re.compile(r"\s*\[\s*(?:[\[{\"\-0-9]|\Z)")
+
+
 def _record(line: bytes, offset: int, place: _Place, file: BinaryIO, *, first: bool) -> dict[str, Any]:
     """Decode one line to an object, or say why it is none."""
     zero = line.find(b"\0")
@@ -137,7 +140,7 @@ def _record(line: bytes, offset: int, place: _Place, file: BinaryIO, *, first: b
             f"expected UTF-8, found the byte 0x{line[at]:02x} at byte {offset + at} of the file (byte {at} "
             "of the line); convert it, for instance: iconv -f LATIN1 -t UTF-8"
         )
-    if first and text.lstrip().startswith("["):
+    if first and _ARRAY.match(text):
         place.refuse(f"expected one JSON object a line, found a JSON array; {_array_hint(place.path)}")
     try:
         record = msgspec.json.decode(text)

@@ -11,6 +11,7 @@ app = typer.Typer(
     help="Fault tolerance and an error protocol for RL rollouts on Ray.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # a wrong flag gets a plain line, in a terminal and in a job's log
     add_completion=False,
 )
 app.command()(rollout.rollout)

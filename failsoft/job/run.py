@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -81,6 +82,7 @@ class Job:
         with SampleWriter(settings.out, mode=settings.mode, run=self.run) as writer:
             skip = frozenset(writer.done)
             events_path = settings.out / "events.jsonl"
+            _set_aside(events_path)  # an earlier part's events would fire its alerts again
             with Events.to_file(events_path, run=self.run, role="driver") as events:
                 watcher = AlertWatcher(events_path, RuleFile(rules.rules, rules.sinks, rules.origin), sinks)
                 with self._signals():
@@ -103,10 +105,13 @@ class Job:
                         except CodedError as error:
                             events.emit("run.failed", level="error", error=error, key="run")
                             self.stopped_by = str(error.code) + ": " + " ".join(error.detail.split())
-                            code = INCOMPLETE
+                            code = BAD_INPUT if error.code.family == "CONFIG" else INCOMPLETE
                         await watcher.drain(DRAIN)
             writer.sync()
-            summary = self._summary(code, len(skip), time.monotonic() - began, tuple(watcher.summary()))
+            written = len(writer.done) - len(skip)
+            summary = self._summary(
+                code, len(skip), written, time.monotonic() - began, tuple(watcher.summary())
+            )
             write_atomic(
                 settings.out / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=2)
             )
@@ -153,7 +158,7 @@ class Job:
             self._pool = await stack.enter_async_context(
                 PosterPool(
                     settings.concurrency,
-                    settings.posters_per_node,
+                    min(settings.posters_per_node, settings.concurrency),
                     settings.deadline,
                     events=events,
                 )
@@ -279,14 +284,20 @@ class Job:
             found += [Recovered(r.key, str(r.code), r.seconds) for r in self._fleet.recoveries]
         return found
 
-    def _summary(self, code: int, skipped: int, seconds: float, alerts: tuple[str, ...]) -> Summary:
+    def _summary(
+        self, code: int, skipped: int, written: int, seconds: float, alerts: tuple[str, ...]
+    ) -> Summary:
+        """``written`` is what is on disk, counted there and not by the client: the two must agree."""
         stats = self._client.stats() if self._client is not None else None
-        asked = stats.asked if stats else 0
+        pool = self._pool.stats() if self._pool is not None else None
         failed = stats.failed if stats else 0
-        # Asked for by the prompts file, and neither here nor accounted for as failed or stopped.
-        lost = stats.lost if stats else 0
-        if code == OK and (failed or lost or (stats is not None and asked < self._total)):
+        # A run that was stopped has samples that nobody began or finished: they are known, not lost.
+        unfinished = self._total - written - failed if self.stopped_by else 0
+        lost = self._total - written - failed - unfinished
+        if code == OK and (failed or lost):
             code = INCOMPLETE
+        retried = Counter(stats.retried_by_code if stats else {})
+        retried.update(pool.retried_by_code if pool else {})
         out = self.settings.out
         outputs = {"samples": str(out / "samples.jsonl"), "events": str(out / "events.jsonl")}
         if failed:
@@ -294,18 +305,17 @@ class Job:
         return Summary(
             run=self.run,
             exit=code,
-            asked=asked,
-            completed=stats.completed if stats else 0,
+            asked=self._total,
+            completed=written,
             failed=failed,
-            retried=stats.retried + sum(self._pool.stats().retried_by_code.values())
-            if stats and self._pool
-            else 0,
+            retried=retried.total(),
             lost=lost,
+            unfinished=unfinished,
             skipped=skipped,
             failed_by_code=stats.failed_by_code if stats else {},
-            retried_by_code=_added(stats.retried_by_code if stats else {}, self._pool),
+            retried_by_code=dict(retried),
             seconds=round(seconds, 3),
-            posters_recreated=self._pool.stats().recreated if self._pool is not None else 0,
+            posters_recreated=pool.recreated if pool else 0,
             engines_restarted=len(self._fleet.recoveries) if self._fleet is not None else 0,
             recoveries=tuple(self._recoveries()),
             alerts=alerts,
@@ -315,11 +325,14 @@ class Job:
         )
 
 
-def _added(counts: dict[str, int], pool: PosterPool | None) -> dict[str, int]:
-    total = dict(counts)
-    for code, n in (pool.stats().retried_by_code if pool is not None else {}).items():
-        total[code] = total.get(code, 0) + n
-    return total
+def _set_aside(path: Path) -> None:
+    """Rename ``path``, if it is there, to the first free of name.1.jsonl, name.2.jsonl, …"""
+    if not path.exists():
+        return
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(aside)
 
 
 @contextmanager

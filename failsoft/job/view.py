@@ -38,6 +38,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     retried: int
     lost: int
+    unfinished: int
     skipped: int
     failed_by_code: dict[str, int]
     retried_by_code: dict[str, int]
@@ -64,6 +65,8 @@ def print_summary(console: Console, summary: Summary) -> None:
 
     console.print()
     line("samples", f"asked {summary.asked} · completed {summary.completed} · failed {summary.failed}")
+    if summary.unfinished:
+        line("", f"{summary.unfinished} were not finished when the run was stopped")
     if summary.skipped:
         line("", f"{summary.skipped} were there already (--resume)")
     line("failed by code", _counts(summary.failed_by_code))
