@@ -1,0 +1,186 @@
+"""EngineFleet: a set of engines that is kept alive, and the list of those that may be used.
+
+One task an engine (`dispatch.engines.keeper`): an engine whose health call hangs delays nobody's
+checks but its own. The fleet owns its supervisors: they are not detached, so they end with the
+driver, and every engine ends with its supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import ray
+
+from dispatch.engines.keeper import Keeper, Recovery
+from dispatch.engines.spec import EngineSpec, EngineStatus
+from protocol import Code, CodedError, Events
+
+Callback = Callable[[EngineStatus], None]
+
+
+class EngineFleet:
+    """Starts the engines of ``specs`` (keys ``engine/0``, ``engine/1``, …) and restarts what goes down.
+
+    ``restart_backoff`` is the shortest and longest pause before a restart in seconds, doubled with
+    each failed start in a row; after ``restart_budget`` of them an engine is given up with
+    ENGINE.CRASH_LOOP and the first cause. 60 seconds of being ready clear the count. A cause that
+    will not go away by itself, such as a command that is not there, is given up at once.
+
+    Belongs to one event loop. Raises CodedError CONFIG.INVALID for no specs or senseless numbers,
+    and on entering CONFIG.MISSING when Ray is not initialised.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[EngineSpec],
+        *,
+        events: Events | None = None,
+        restart_backoff: tuple[float, float] = (0.2, 5.0),
+        restart_budget: int = 5,
+    ) -> None:
+        if not specs:
+            raise CodedError("CONFIG.INVALID", "engine fleet: specs is empty, name one engine at least")
+        if not 0 <= restart_backoff[0] <= restart_backoff[1]:
+            raise CodedError(
+                "CONFIG.INVALID",
+                f"engine fleet: restart_backoff is (shortest, longest) seconds, not {restart_backoff}",
+            )
+        if restart_budget < 1:
+            raise CodedError(
+                "CONFIG.INVALID", f"engine fleet: restart_budget is 1 or more, not {restart_budget}"
+            )
+        self.recoveries: list[Recovery] = []
+        self._events = events if events is not None else Events()
+        self._callbacks: list[Callback] = []
+        self._news = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[tuple[CodedError, ...]] | None = None
+        self._keepers = [
+            Keeper(
+                spec,
+                f"engine/{n}",
+                events=self._events,
+                changed=self._changed,
+                recovered=self.recoveries.append,
+                backoff=restart_backoff,
+                budget=restart_budget,
+            )
+            for n, spec in enumerate(specs)
+        ]
+
+    async def __aenter__(self) -> Self:
+        if not ray.is_initialized():
+            raise CodedError(
+                "CONFIG.MISSING", "Ray is not initialised: call ray.init() before entering the fleet"
+            )
+        if self._tasks:
+            raise CodedError("POOL.MISUSE", "a fleet is entered once: make a new one")
+        # No await: a cancelled entry has either started nothing or is followed by __aexit__.
+        self._tasks = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def engines(self) -> tuple[EngineStatus, ...]:
+        """All engines, also those that are down or given up."""
+        return tuple(keeper.status for keeper in self._keepers)
+
+    def routable(self) -> list[EngineStatus]:
+        """The engines that may be sent work at this moment."""
+        return [status for status in self.engines() if status.state == "ready"]
+
+    @property
+    def restarts(self) -> int:
+        """Restarts begun so far, all engines together."""
+        return sum(keeper.status.restarts for keeper in self._keepers)
+
+    def on_change(self, callback: Callback) -> Callable[[], None]:
+        """Call ``callback`` with the new status at every change of an engine, on the loop, before
+        anything else is done about it. The result takes the callback away again."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+
+    def report(self, url: str, fault_code: Code | str) -> None:
+        """A client's complaint about the engine at ``url``: it is checked at once. Whether it is
+        replaced is decided by that check, never by the complaint: a client may be wrong."""
+        for keeper in self._keepers:
+            if keeper.status.url == url.rstrip("/"):
+                keeper.complain()
+                self._events.emit(
+                    "engine.complaint", level="debug", key=keeper.status.key, code=str(fault_code)
+                )
+
+    async def wait_ready(self, timeout: float, count: int | None = None) -> list[EngineStatus]:
+        """Wait until ``count`` engines (all, when None) are routable and return these.
+
+        Raises CodedError: the cause of the engine given up when so many cannot be reached any more,
+        ENGINE.START_TIMEOUT after ``timeout`` seconds with how each engine stands, POOL.CLOSED."""
+        wanted = len(self._keepers) if count is None else count
+        try:
+            async with asyncio.timeout(timeout):
+                while len(self.routable()) < wanted:
+                    lost = [keeper.given_up for keeper in self._keepers if keeper.given_up is not None]
+                    if self._closing is not None or not self._tasks:
+                        raise CodedError("POOL.CLOSED", "the fleet is not running: use `async with`")
+                    if len(self._keepers) - len(lost) < wanted:
+                        raise (
+                            lost[0]
+                            if lost
+                            else CodedError(
+                                "CONFIG.INVALID",
+                                f"{wanted} ready engines of {len(self._keepers)} can never be",
+                            )
+                        )
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError as exc:
+            how = "; ".join(_describe(status) for status in self.engines())
+            raise CodedError(
+                "ENGINE.START_TIMEOUT",
+                f"{len(self.routable())} of {wanted} engines ready after {timeout:g} s: {how}",
+            ) from exc
+        return self.routable()
+
+    async def close(self) -> tuple[CodedError, ...]:
+        """Stop all engines at once and their supervisors after them; what failed, each also an
+        ``engine.stopped`` event of level error. Idempotent. Takes as long as the slowest engine's
+        ``term_timeout + 2 * kill_timeout`` and some seconds at most; cancelled, it still ends its work
+        before it raises CancelledError."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        try:
+            return await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            await asyncio.wait({self._closing})
+            raise
+
+    async def _close(self) -> tuple[CodedError, ...]:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._news.set()
+        if not self._tasks:
+            return ()
+        errors = await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        return tuple(error for error in errors if error is not None)
+
+    def _changed(self, status: EngineStatus) -> None:
+        self._news.set()
+        for callback in tuple(self._callbacks):
+            try:
+                callback(status)
+            except Exception as exc:  # noqa: BLE001 - a listener's fault must not stop the keeping of engines
+                self._events.emit("engine.listener_failed", level="error", error=exc, key=status.key)
+
+
+def _describe(status: EngineStatus) -> str:
+    text = f"{status.key} {status.state}"
+    if status.state == "starting":
+        text += f" (stage {status.stage})"
+    return f"{text}, last failure {status.code}: {status.detail:.200}" if status.code else text

@@ -1,0 +1,132 @@
+"""Probes: does an engine answer, does it generate, which weights has it.
+
+Three questions, since the answers differ (vllm#39863, sglang#22779): ``/health`` can be 200 while
+nothing is generated, and a reply of 200 can hold an aborted generation. Each has a finite timeout in
+seconds, and each failure is a CodedError with an ENGINE code and what was seen, in ``data``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from dispatch.engines.spec import EngineSpec
+from protocol import Code, CodedError, defuse
+
+_PROMPT = "One, two, three,"
+_TOKENS = 4
+
+
+def new_client() -> httpx.AsyncClient:
+    """A client for probes. No proxy of the environment comes between, and no connection is kept: a
+    kept one that the engine has closed meanwhile fails the next probe for no reason of the engine's."""
+    return httpx.AsyncClient(
+        trust_env=False,
+        timeout=10.0,
+        limits=httpx.Limits(max_keepalive_connections=0),
+        follow_redirects=False,
+    )
+
+
+async def health(client: httpx.AsyncClient, url: str, timeout: float) -> None:
+    """``GET /health`` answers 200. Raises CodedError ENGINE.UNHEALTHY."""
+    await _ask(client, "GET", f"{url}/health", timeout, "ENGINE.UNHEALTHY")
+
+
+async def progress(client: httpx.AsyncClient, spec: EngineSpec, url: str, timeout: float) -> None:
+    """The engine generates. SGLang's ``/health_generate`` is content with any output, also of other
+    requests, so a full engine passes it; OpenAI servers have nothing like it, so there a canary
+    waits in the queue with everybody. Raises CodedError ENGINE.UNHEALTHY."""
+    if spec.api == "sglang":
+        await _ask(client, "GET", f"{url}/health_generate", timeout, "ENGINE.UNHEALTHY")
+        return
+    try:
+        await canary(client, spec, url, timeout)
+    except CodedError as exc:
+        raise CodedError("ENGINE.UNHEALTHY", f"no progress: {exc.detail}", exc.data) from exc
+
+
+async def canary(client: httpx.AsyncClient, spec: EngineSpec, url: str, timeout: float) -> str:
+    """Generate a few tokens, greedily, and return the text: only this shows that an engine can serve.
+    A 200 is not enough: the text has to be there, and the end must not be an abort.
+
+    Raises CodedError ENGINE.CANARY_FAILED."""
+    if spec.api == "sglang":
+        path, body = "/generate", _sglang_request()
+    else:
+        path, body = "/v1/completions", _openai_request(spec.model)
+    reply = await _ask(client, "POST", url + path, timeout, "ENGINE.CANARY_FAILED", body)
+    try:
+        data = reply.json()
+        text, finish, tokens = _sglang_sample(data) if spec.api == "sglang" else _openai_sample(data)
+    except (ValueError, LookupError, TypeError, AttributeError) as exc:
+        raise _failed("ENGINE.CANARY_FAILED", f"{path} answered 200 without a sample", reply) from exc
+    if finish not in ("stop", "length"):
+        raise _failed("ENGINE.CANARY_FAILED", f"{path} ended with finish_reason {finish!r}", reply)
+    if not text and tokens < 1:
+        raise _failed("ENGINE.CANARY_FAILED", f"{path} answered 200 with an empty sample", reply)
+    return text
+
+
+async def weight_version(client: httpx.AsyncClient, spec: EngineSpec, url: str, timeout: float) -> str | None:
+    """The version of the weights, in the engine's own words; None where it says nothing (OpenAI
+    servers, older SGLang). Raises CodedError ENGINE.UNHEALTHY when it does not answer."""
+    if spec.api != "sglang":
+        return None
+    reply = await _ask(client, "GET", f"{url}/model_info", timeout, "ENGINE.UNHEALTHY", accept=(200, 404))
+    try:
+        version = reply.json()["weight_version"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return None if version is None else str(version)
+
+
+async def _ask(
+    client: httpx.AsyncClient,
+    method: str,
+    url: str,
+    timeout: float,
+    code: str,
+    body: dict[str, Any] | None = None,
+    accept: tuple[int, ...] = (200,),
+) -> httpx.Response:
+    try:
+        async with asyncio.timeout(timeout):  # httpx's own limits are for each read, not for the whole
+            reply = await client.request(method, url, json=body, timeout=timeout)
+    except (TimeoutError, httpx.TimeoutException) as exc:
+        data = {"url": url, "timeout": timeout}
+        raise CodedError(code, f"{method} {url} did not answer within {timeout:g} s", data) from exc
+    except httpx.HTTPError as exc:
+        text = f"{method} {url}: {type(exc).__name__}: {exc}"
+        raise CodedError(code, text, {"url": url, "error": type(exc).__name__}) from exc
+    if reply.status_code not in accept:
+        raise _failed(code, f"{method} {url} answered {reply.status_code}", reply)
+    return reply
+
+
+def _failed(code: str, text: str, reply: httpx.Response) -> CodedError:
+    body = defuse(reply.text[:500])  # the engine's words, never a failure of ours
+    return CodedError(Code(code), text, {"url": str(reply.url), "status": reply.status_code, "body": body})
+
+
+def _sglang_request() -> dict[str, Any]:
+    return {"text": _PROMPT, "sampling_params": {"max_new_tokens": _TOKENS, "temperature": 0.0}}
+
+
+def _sglang_sample(data: Any) -> tuple[str, str, int]:
+    finish = data["meta_info"]["finish_reason"]
+    tokens = int(data["meta_info"].get("completion_tokens") or 0)
+    return data["text"] + "", finish["type"] if isinstance(finish, dict) else str(finish), tokens
+
+
+def _openai_request(model: str) -> dict[str, Any]:
+    request = {"prompt": _PROMPT, "max_tokens": _TOKENS, "temperature": 0.0}
+    return {"model": model, **request} if model else request
+
+
+def _openai_sample(data: Any) -> tuple[str, str, int]:
+    choice = data["choices"][0]
+    tokens = int((data.get("usage") or {}).get("completion_tokens") or 0)
+    return choice["text"] + "", str(choice["finish_reason"]), tokens

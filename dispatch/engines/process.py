@@ -1,0 +1,324 @@
+"""One engine process under its guard, for asyncio: started, drained, waited for, stopped for certain.
+
+Everything is on the loop and no child of ours is ever waited for by blocking: the guard (see
+`dispatch.engines.guard`) forks, reaps and kills; here are the other ends of its three pipes.
+A process is named by pid and start time, never by its pid alone: pids are used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+
+from dispatch.engines.leftovers import MARKER, is_alive, sweep, unix_time
+from dispatch.engines.output import Output
+from protocol import CodedError
+
+SPAWN_TIMEOUT: Final = 10.0
+"""Seconds for the guard to start the engine: 20 ms on an idle machine."""
+_DRAIN: Final = 0.5
+"""Seconds that the last output and the end of the tree are waited for, after the engine's exit."""
+_GUARD: Final = str(Path(__file__).with_name("guard.py"))
+
+
+class ExitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine ended. One of ``status`` and ``signal`` is set, neither when the guard was
+    killed and could not say. ``planned``: after a `stop`. ``seconds`` is how long it ran."""
+
+    status: int | None = None
+    signal: int | None = None
+    planned: bool = False
+    guard_lost: bool = False
+    seconds: float = 0.0
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def how(self) -> str:
+        """In words: ``exit status 1``, ``signal 9 (SIGKILL)``."""
+        if self.signal is not None:
+            known = self.signal in set(signal.Signals)
+            return f"signal {self.signal}" + (f" ({signal.Signals(self.signal).name})" if known else "")
+        return f"exit status {self.status}" if self.status is not None else "killed together with its guard"
+
+
+class StopReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stop did: seconds in each stage (``term``, ``kill``, ``confirm``), in this order."""
+
+    stages: dict[str, float] = {}
+    exit: ExitReport | None = None
+
+
+def inherited_environment() -> dict[str, str]:
+    """This process's environment without anything of ours, for an engine: names that begin with
+    FAILSOFT_ are settings or secrets of the run."""
+    return {name: text for name, text in os.environ.items() if not name.upper().startswith("FAILSOFT_")}
+
+
+class EngineProcess:
+    """A started engine. Made by `spawn`; whoever has it calls `stop`, or dies, which does the same."""
+
+    def __init__(self, argv: Sequence[str], log_path: str | os.PathLike[str] | None) -> None:
+        self.argv = tuple(argv)
+        self.pid = 0
+        self.create_time = 0.0
+        self.guard_pid = 0
+        self.marker = secrets.token_hex(8)
+        self._output = Output(log_path)
+        self._began = time.monotonic()
+        self._command = self._status = -1
+        self._first: subprocess.Popen[bytes] | None = None
+        self._pending = b""
+        self._facts: dict[str, dict[str, Any]] = {}  # the guard's status lines, by event
+        self._planned = False
+        self._changed = asyncio.Event()
+        self._guard_gone = asyncio.Event()
+        self._report: asyncio.Future[ExitReport] = asyncio.get_running_loop().create_future()
+        self._stopping = asyncio.Lock()
+        self._stopped: StopReport | None = None
+        self._concluding: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def spawn(
+        cls,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        log_path: str | os.PathLike[str] | None = None,
+        timeout: float = SPAWN_TIMEOUT,
+    ) -> Self:
+        """Start ``argv`` with ``env`` added to this process's environment, output also appended to
+        ``log_path``.
+
+        Raises CodedError ENGINE.SPAWN_FAILED when there is no such program, it is not executable,
+        ``cwd`` is not there, or the guard did not start. Cancelled, it leaves nothing."""
+        made = cls(argv, log_path)
+        try:
+            made._launch(dict(env or {}), cwd)
+            async with asyncio.timeout(timeout):
+                while not made._guard_gone.is_set() and not {"engine", "spawn_error"} & made._facts.keys():
+                    await made._changed.wait()
+                    made._changed.clear()
+            error = made._facts.get("spawn_error")
+            if error is not None:
+                raise made._spawn_failed(f"{error['message']}: {error['path']}", errno=error["errno"])
+            if "engine" not in made._facts:
+                raise made._spawn_failed("the guard ended before it had started the engine")
+        except TimeoutError as exc:
+            await made._abandon()
+            raise made._spawn_failed(f"the guard did not start it within {timeout:g} s") from exc
+        except OSError as exc:
+            await made._abandon()
+            raise made._spawn_failed(f"the guard cannot be started: {exc}", errno=exc.errno) from exc
+        except BaseException:  # also a cancelled start leaves no process behind
+            await made._abandon()
+            raise
+        made.pid = made._facts["engine"]["pid"]
+        made.create_time = unix_time(made._facts["engine"]["ticks"])
+        made._concluding = asyncio.create_task(made._conclude())
+        return made
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's own process runs, as far as its guard has said by now."""
+        return self.pid > 0 and "exit" not in self._facts and not self._guard_gone.is_set()
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The end of what the engine has printed so far."""
+        return self._output.last_lines()
+
+    async def wait(self, timeout: float | None = None) -> ExitReport:
+        """How the engine ended, as soon as it has. Raises TimeoutError after ``timeout`` seconds;
+        None is for those who are cancelled by somebody with a deadline."""
+        async with asyncio.timeout(timeout):
+            return await asyncio.shield(self._report)
+
+    async def stop(self, term_timeout: float = 5.0, kill_timeout: float = 5.0) -> StopReport:
+        """TERM to the engine's process group, after ``term_timeout`` KILL to the whole tree, then
+        proof that nothing is left: the guard's word, pid and start time, and the marker.
+
+        May be called at any time and again; a second call answers what the first one did. Takes at
+        most ``term_timeout + 2 * kill_timeout``. Raises CodedError ENGINE.STOP_FAILED with the stage and
+        the pids that are left."""
+        self._planned = self._planned or self.alive
+        async with self._stopping:
+            if self._stopped is None:
+                try:
+                    self._stopped = await self._stop(term_timeout, kill_timeout)
+                except asyncio.CancelledError:
+                    self._close_command()  # nobody is going to ask again: the guard kills the tree
+                    raise
+            return self._stopped
+
+    async def _stop(self, term_timeout: float, kill_timeout: float) -> StopReport:
+        stages: dict[str, float] = {}
+        if self.alive:
+            self._send(b"T")
+            stages["term"] = await self._timed(self._guard_gone.wait(), term_timeout)
+        if not self._guard_gone.is_set():
+            self._send(b"K")
+            stages["kill"] = await self._timed(self._guard_gone.wait(), kill_timeout)
+        began = time.monotonic()
+        left = await sweep(self.marker, kill_timeout)
+        if is_alive(self.pid, self.create_time) and self.pid not in left:
+            left.append(self.pid)
+        if not left and not self._guard_gone.is_set():
+            await self._end_guard()
+        stages["confirm"] = time.monotonic() - began
+        self._close_command()
+        if left:
+            raise CodedError(
+                "ENGINE.STOP_FAILED",
+                f"stage confirm: processes {left} of engine {self.argv[0]} are still there after KILL",
+                {"stage": "confirm", "pids": left, "stages": stages, "last_lines": self.last_lines[-20:]},
+            )
+        return StopReport(stages=stages, exit=await self.wait(2 * _DRAIN + 1))
+
+    async def _timed(self, waiting: Any, timeout: float) -> float:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout):
+                await waiting
+        except TimeoutError:
+            pass  # the next stage is harsher, and the last one names what is left
+        return time.monotonic() - began
+
+    # -- the pipes ---------------------------------------------------------------------------------
+
+    def _launch(self, env: dict[str, str], cwd: str | os.PathLike[str] | None) -> None:
+        """Start the guard. Blocks for about 3 ms: fork and exec."""
+        if sys.platform != "linux":
+            raise CodedError(
+                "CONFIG.INVALID", f"engines need Linux (prctl, /proc, pidfd), not {sys.platform}"
+            )
+        base = inherited_environment()
+        config = {
+            "argv": self.argv,
+            "cwd": os.path.abspath(cwd or os.curdir),
+            "env": {**base, **env, MARKER: self.marker},
+        }
+        loop = asyncio.get_running_loop()
+        theirs: list[int] = []
+        try:
+            # A nameless file, not a pipe: an environment may be larger than a pipe holds.
+            theirs.append(os.memfd_create("failsoft-config"))
+            with open(theirs[0], "wb", closefd=False) as file:
+                file.write(json.dumps(config).encode("utf-8", "surrogateescape"))
+            os.lseek(theirs[0], 0, os.SEEK_SET)
+            command, self._command = os.pipe()
+            theirs.append(command)
+            self._status, status = os.pipe()
+            theirs.append(status)
+            output = self._output.attach(loop)
+            theirs.append(output)
+            os.set_blocking(self._status, False)
+            os.set_blocking(self._command, False)
+            self._first = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-X", "utf8", _GUARD, *map(str, theirs[:3])],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=base,
+                pass_fds=theirs[:3],
+            )
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        loop.add_reader(self._status, self._on_status, loop)
+
+    def _on_status(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            data = os.read(self._status, 65536)
+        except BlockingIOError:
+            return
+        if self._first is not None:
+            # The guard forks and its first process ends at once. What we read came from the second one, or
+            # is the end of file of both: this does not block.
+            self._first.wait()
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            fact = json.loads(line)
+            self._facts[fact["event"]] = fact
+            if fact["event"] == "guard":
+                self.guard_pid = fact["pid"]
+        if not data:
+            loop.remove_reader(self._status)
+            os.close(self._status)
+            self._guard_gone.set()
+        self._changed.set()
+
+    def _send(self, command: bytes) -> None:
+        try:
+            if self._command >= 0:
+                os.write(self._command, command)
+        except OSError:
+            pass  # the guard is gone, and with it the engine
+
+    def _close_command(self) -> None:
+        command, self._command = self._command, -1
+        if command >= 0:
+            os.close(command)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    async def _conclude(self) -> None:
+        """Wait for the end and make the report."""
+        while "exit" not in self._facts and not self._guard_gone.is_set():
+            await self._changed.wait()
+            self._changed.clear()
+        seconds = time.monotonic() - self._began
+        await self._timed(self._guard_gone.wait(), _DRAIN)
+        lost = self._guard_gone.is_set() and "gone" not in self._facts
+        if lost:
+            await sweep(self.marker, _DRAIN)
+        await self._timed(self._output.ended.wait(), _DRAIN)
+        fact = self._facts.get("exit", {})
+        report = ExitReport(
+            status=fact.get("status"),
+            signal=fact.get("signal"),
+            planned=self._planned,
+            guard_lost=lost,
+            seconds=seconds,
+            last_lines=self.last_lines,
+        )
+        if not self._report.done():
+            self._report.set_result(report)
+        if self._guard_gone.is_set():
+            self._close_command()
+            self._output.close()
+
+    async def _end_guard(self) -> None:
+        """For a guard that does not react (stopped by a signal) though nothing of its tree is left."""
+        guard = self._facts["guard"]
+        if is_alive(guard["pid"], unix_time(guard["ticks"])):
+            os.kill(guard["pid"], signal.SIGKILL)
+        await self._timed(self._guard_gone.wait(), _DRAIN)
+
+    async def _abandon(self) -> None:
+        """After a start that failed or was cancelled: the guard ends the tree when its pipe closes."""
+        self._close_command()
+        if self._first is None:
+            if self._status >= 0:
+                os.close(self._status)
+            self._guard_gone.set()
+        await self._timed(self._guard_gone.wait(), 2 * _DRAIN)
+        if self._first is not None and self._first.poll() is None:
+            self._first.kill()
+            self._first.wait()
+        await sweep(self.marker, _DRAIN)
+        self._output.close()
+
+    def _spawn_failed(self, text: str, **data: Any) -> CodedError:
+        return CodedError("ENGINE.SPAWN_FAILED", f"{self.argv[0]}: {text}", {"argv": self.argv, **data})

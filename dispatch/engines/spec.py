@@ -1,0 +1,154 @@
+"""What an engine is (`EngineSpec`) and how it stands (`EngineStatus`): values, nothing that runs."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from protocol import CodedError
+
+Api = Literal["sglang", "openai"]
+State = Literal["starting", "ready", "suspect", "quarantined", "stopping", "dead"]
+"""Only ``ready`` is routable. ``suspect``: failed its checks and is about to be replaced;
+``quarantined``: alive but not allowed to serve; ``dead``: gone, restarted or given up."""
+
+KEY_NAMES: Final = ("FAILSOFT_KEY",)
+"""Beginnings of the names of environment variables that hold our keys. They never enter an engine's
+environment: what an engine can read, a model's tool call can read too."""
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine: its command and its deadlines. Times are seconds.
+
+    ``command`` is argv; ``{port}`` and ``{host}`` are replaced in it (and in ``env``'s values), every
+    other brace is left alone, since engines take JSON arguments. The engine must stay in the
+    foreground: a first process that ends counts as the engine's exit. ``env`` is added to the
+    supervisor's environment, which keeps CUDA_VISIBLE_DEVICES as Ray set it.
+
+    ``start_timeout`` bounds the whole start, port retries included. A running engine is replaced
+    after ``health_failures`` failed checks in a row: ``/health`` every ``probe_interval``, and every
+    ``canary_interval`` (0: never) a check that it generates, since ``/health`` answers 200 while a
+    stopped worker generates nothing (vllm#39863). For ``api="openai"`` that check is a generation
+    of its own, which waits in the engine's queue: make ``canary_timeout`` longer than that wait.
+
+    Raises CodedError CONFIG.INVALID, one line, for values that cannot work.
+    """
+
+    command: tuple[str, ...]
+    api: Api = "sglang"
+    host: str = "127.0.0.1"
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    model: str = ""
+    start_timeout: float = 120.0
+    health_timeout: float = 2.0
+    health_failures: int = 3
+    canary_timeout: float = 10.0
+    canary_interval: float = 10.0
+    term_timeout: float = 5.0
+    kill_timeout: float = 5.0
+    probe_interval: float = 0.25
+    num_cpus: float = 0.01
+    num_gpus: float = 0.0
+    resources: dict[str, float] = {}
+    log_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.command, str) or not self.command or not all(_is_text(a) for a in self.command):
+            raise _invalid("command", self.command, 'is argv, for instance ("vllm", "serve", …, "{port}")')
+        if not isinstance(self.env, Mapping) or not all(
+            _is_text(k) and _is_text(v) for k, v in self.env.items()
+        ):
+            raise _invalid("env", self.env, "maps names to texts")
+        for name in self.env:
+            if name.upper().startswith(KEY_NAMES):
+                raise _invalid("env", name, "holds a key of ours, which no engine may see")
+        if not any("{port}" in text for text in (*self.command, *self.env.values())):
+            raise _invalid("command", " ".join(self.command), 'must say where the port goes: "{port}"')
+        if self.api not in ("sglang", "openai"):
+            raise _invalid("api", self.api, 'is "sglang" or "openai"')
+        if not _is_text(self.host) or not self.host:
+            raise _invalid("host", self.host, "is the address that the engine binds")
+        for name in ("start_timeout", "health_timeout", "canary_timeout", "kill_timeout", "probe_interval"):
+            self._number(name, "is seconds, more than 0", above=0.0)
+        for name in ("term_timeout", "canary_interval"):
+            self._number(name, "is seconds, 0 or more")
+        for name in ("num_cpus", "num_gpus"):
+            self._number(name, "is a number, 0 or more")
+        if not isinstance(self.health_failures, int) or self.health_failures < 1:
+            raise _invalid("health_failures", self.health_failures, "is a whole number, 1 or more")
+
+    def _number(self, name: str, rule: str, above: float | None = None) -> None:
+        value = getattr(self, name)
+        good = isinstance(value, int | float) and math.isfinite(value) and value >= 0
+        if not good or (above is not None and value <= above):
+            raise _invalid(name, value, rule)
+
+    def argv(self, port: int) -> tuple[str, ...]:
+        """The command for ``port``."""
+        return tuple(self._fill(text, port) for text in self.command)
+
+    def environment(self, port: int) -> dict[str, str]:
+        """``env`` for ``port``."""
+        return {name: self._fill(text, port) for name, text in self.env.items()}
+
+    def url(self, port: int) -> str:
+        """Where clients reach the engine, without a slash at its end."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{port}"
+
+    def _fill(self, text: str, port: int) -> str:
+        return text.replace("{port}", str(port)).replace("{host}", self.host)
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How one engine stands. ``since`` is when it came into this state, and ``create_time`` when
+    its process began, both in unix seconds; ``stage`` says how far a start has come; ``code`` and
+    ``detail`` are those of its last failure. ``restarts`` counts what came after the first start.
+    ``weight_version`` is the engine's own word, None when it has none."""
+
+    key: str
+    url: str = ""
+    state: State = "starting"
+    pid: int = 0
+    create_time: float = 0.0
+    node: str = ""
+    weight_version: str | None = None
+    restarts: int = 0
+    since: float = 0.0
+    stage: str = ""
+    code: str = ""
+    detail: str = ""
+
+
+def embedded_spec(
+    *,
+    token_rate: float | None = None,
+    start_delay: float | None = None,
+    arguments: tuple[str, ...] = (),
+    **fields: Any,
+) -> EngineSpec:
+    """The embedded engine as a spec: a real server with no GPU, for examples, tests and chaos runs.
+
+    ``token_rate`` is tokens a second, ``start_delay`` seconds before it binds, ``arguments`` more of
+    its own flags, ``fields`` those of `EngineSpec`, for instance ``api="openai"``."""
+    command = [sys.executable, "-m", "dispatch.engines.embedded", "--port", "{port}"]
+    if token_rate is not None:
+        command += ["--token-rate", f"{token_rate:g}"]
+    if start_delay is not None:
+        command += ["--start-delay", f"{start_delay:g}"]
+    fields.setdefault("start_timeout", 30.0)
+    fields.setdefault("model", "embedded")
+    return EngineSpec(command=(*command, *arguments), **fields)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _invalid(name: str, value: object, rule: str) -> CodedError:
+    return CodedError("CONFIG.INVALID", f"engine spec: {name} {rule}, not {value!r:.200}", {"field": name})

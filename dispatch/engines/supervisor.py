@@ -1,0 +1,252 @@
+"""EngineSupervisor: the actor that owns one engine process.
+
+It holds the engine's resources in Ray, starts the process and takes it through the stages
+
+    process up -> port bound -> health -> canary -> routable
+
+and says at once when the process ends (`watch`). Its own death ends the engine, through the guard.
+It decides nothing: when to start again is the fleet's business. The class is a plain asyncio class;
+`as_actor` makes the Ray actor of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from dispatch.engines import ports, probe
+from dispatch.engines.process import EngineProcess, ExitReport, StopReport
+from dispatch.engines.spec import EngineSpec, EngineStatus, State
+from protocol import CodedError, coded
+from protocol.errors import here
+
+if TYPE_CHECKING:
+    import httpx
+
+CONTROL: Final = "control"
+"""The concurrency group of `status`: a loop and thread of its own, which answers in milliseconds
+while the default group is busy, blocked or wedged."""
+_PAUSE: Final = 0.02
+"""Seconds between two looks at a starting engine, at first; grows to ten times that."""
+_CANARIES: Final = 3
+"""How often the canary of a start is tried within ``canary_timeout``: some engines answer /health a
+moment before they take requests."""
+
+
+@coded(code="INTERNAL.BUG")
+class EngineSupervisor:
+    """Owns one engine. All methods but `status` belong to one loop."""
+
+    def __init__(self, spec: EngineSpec, key: str = "engine/0") -> None:
+        self._spec = spec
+        self._process: EngineProcess | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._starts = 0
+        # Replaced as a whole, never changed: `status` reads it from another thread.
+        self._status = EngineStatus(key=key, state="dead", node=here().host, since=time.time())
+
+    async def start(self) -> EngineStatus:
+        """Start the engine and return when it is routable. Does nothing when it runs already.
+
+        Raises CodedError, each with the stage and the last lines of output in ``data``:
+        ENGINE.SPAWN_FAILED, ENGINE.EXITED, ENGINE.START_TIMEOUT, ENGINE.CANARY_FAILED,
+        ENGINE.PORT_TAKEN after five ports, and CANCEL.CALLER when `stop` came in between. Whatever it
+        raises, the process is gone by then; cancelled, likewise."""
+        if self._starting is not None:
+            raise CodedError("POOL.MISUSE", f"{self._status.key} is being started already")
+        if self._process is not None and self._process.alive:
+            return self._status
+        self._starting = asyncio.create_task(self._start())
+        try:
+            await self._starting
+        except asyncio.CancelledError:
+            if self._starting.cancelled() and not _is_cancelled():
+                raise CodedError(
+                    "CANCEL.CALLER", f"{self._status.key} was stopped while it started"
+                ) from None
+            raise
+        finally:
+            self._starting = None
+        return self._status
+
+    async def status(self) -> EngineStatus:
+        """How the engine stands, as this supervisor knows it."""
+        return self._status
+
+    async def watch(self, timeout: float = 3600.0) -> ExitReport | None:
+        """Wait for the engine to end, planned or not; None after ``timeout`` seconds. A call that hangs
+        here is also how the death of this actor is seen: Ray raises ActorDiedError in about 10 ms."""
+        if self._process is None:
+            raise CodedError("POOL.MISUSE", f"{self._status.key} was never started")
+        try:
+            report = await self._process.wait(timeout)
+        except TimeoutError:
+            return None
+        if self._status.state == "ready":
+            self._set("dead", detail=report.how)
+        return report
+
+    async def stop(self, term_timeout: float | None = None) -> StopReport:
+        """Stop the engine for certain (`EngineProcess.stop`); ``term_timeout`` is seconds, by default
+        the spec's. Also during a start, and again. Raises CodedError ENGINE.STOP_FAILED."""
+        self._set("stopping")
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait({self._starting})  # bounded: it stops its process with the same deadlines
+        report = StopReport()
+        if self._process is not None:
+            spec = self._spec
+            report = await self._process.stop(
+                spec.term_timeout if term_timeout is None else term_timeout, spec.kill_timeout
+            )
+        self._set("dead")
+        return report
+
+    # -- starting ----------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self._starts += 1
+        deadline = time.monotonic() + self._spec.start_timeout
+        async with probe.new_client() as client:
+            for attempt in range(1, ports.TRIES + 1):
+                self._set("starting", stage="process", pid=0, url="")
+                try:
+                    await self._attempt(client, deadline)
+                    return
+                except CodedError as exc:
+                    if exc.code != "ENGINE.PORT_TAKEN" or attempt == ports.TRIES:
+                        self._set("dead", code=str(exc.code), detail=exc.detail)
+                        raise
+
+    async def _attempt(self, client: httpx.AsyncClient, deadline: float) -> None:
+        spec = self._spec
+        port = ports.free_port(spec.host)
+        self._process = process = await EngineProcess.spawn(
+            spec.argv(port), env=spec.environment(port), cwd=spec.cwd, log_path=self._log_path()
+        )
+        self._set(
+            "starting", stage="port", pid=process.pid, create_time=process.create_time, url=spec.url(port)
+        )
+        stages = asyncio.create_task(self._stages(client, process, port))
+        ended = asyncio.create_task(process.wait())
+        try:
+            remaining = max(0.0, deadline - time.monotonic())
+            await asyncio.wait({stages, ended}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise self._ended(ended.result(), port)
+            if not stages.done():
+                raise self._failed(
+                    "ENGINE.START_TIMEOUT", f"not ready within {spec.start_timeout:g} s", process.last_lines
+                )
+            try:
+                stages.result()
+            except CodedError as exc:
+                raise self._failed(exc.code, exc.detail, process.last_lines, **exc.data) from exc
+        except BaseException as exc:  # also a cancelled start leaves no process behind
+            await _give_up(stages, ended)
+            await self._clean_up(process, exc)
+            raise
+        await _give_up(ended)
+
+    async def _stages(self, client: httpx.AsyncClient, process: EngineProcess, port: int) -> None:
+        """Everything from the port to routable, without a deadline of its own: `_attempt` has it."""
+        spec, url = self._spec, self._spec.url(port)
+        pause = _PAUSE
+        while not await asyncio.to_thread(ports.listens, process.guard_pid, port):
+            await asyncio.sleep(pause)
+            pause = min(1.2 * pause, 10 * _PAUSE)
+        self._set("starting", stage="health")
+        pause = _PAUSE
+        while True:
+            try:
+                await probe.health(client, url, spec.health_timeout)
+                break
+            except CodedError:
+                await asyncio.sleep(pause)  # not yet; what it says at the deadline is in the last lines
+                pause = min(1.2 * pause, 10 * _PAUSE)
+        self._set("starting", stage="canary")
+        await self._canary(client, url)
+        version = await probe.weight_version(client, spec, url, spec.health_timeout)
+        self._set("ready", stage="routable", weight_version=version, code="", detail="")
+
+    async def _canary(self, client: httpx.AsyncClient, url: str) -> None:
+        deadline = time.monotonic() + self._spec.canary_timeout
+        for attempt in range(1, _CANARIES + 1):
+            try:
+                await probe.canary(client, self._spec, url, max(0.05, deadline - time.monotonic()))
+                return
+            except CodedError:
+                if attempt == _CANARIES or time.monotonic() + 10 * _PAUSE >= deadline:
+                    raise
+                await asyncio.sleep(10 * _PAUSE)
+
+    def _ended(self, report: ExitReport, port: int) -> CodedError:
+        facts = {"status": report.status, "signal": report.signal}
+        if ports.says_taken(report.status, report.last_lines):
+            return self._failed("ENGINE.PORT_TAKEN", f"port {port} was taken", report.last_lines, **facts)
+        why = f"ended before it was ready: {report.how}"
+        if report.status == 0:
+            why += " (an engine must stay in the foreground)"
+        return self._failed("ENGINE.EXITED", why, report.last_lines, **facts)
+
+    def _failed(self, code: str, why: str, last_lines: tuple[str, ...], **facts: Any) -> CodedError:
+        stage = self._status.stage
+        text = f"{self._spec.command[0]}, stage {stage}: {why}"
+        if last_lines:
+            text += f"; last line: {last_lines[-1]:.300}"
+        facts |= {"stage": stage, "last_lines": last_lines[-20:]}
+        return CodedError(code, text, facts)
+
+    async def _clean_up(self, process: EngineProcess, cause: BaseException) -> None:
+        # A failed start has served nobody, so it gets no time to end by itself.
+        try:
+            await process.stop(min(self._spec.term_timeout, 1.0), self._spec.kill_timeout)
+        except CodedError as exc:  # the cause stays the failure's name; that something is left is added
+            if not isinstance(cause, CodedError):
+                raise
+            cause.data["stop_failed"] = exc.detail
+
+    def _log_path(self) -> Path | None:
+        if self._spec.log_dir is None:
+            return None
+        name = self._status.key.replace("/", "-")
+        return Path(self._spec.log_dir) / f"{name}.{os.getpid()}.{self._starts}.log"
+
+    def _set(self, state: State, **facts: Any) -> None:
+        changed = msgspec.structs.replace(self._status, state=state, **facts)
+        if state != self._status.state:
+            changed = msgspec.structs.replace(changed, since=time.time())
+        self._status = changed
+
+
+def as_actor(spec: EngineSpec) -> Any:
+    """The Ray actor class for ``spec``, ready for ``.remote(spec, key)``. Never restarted by Ray: a
+    restarted actor would have lost its engine and not know it. SPREAD is a wish, not a demand."""
+    import ray  # here, so that importing this room does not cost a second
+
+    remote: Any = ray.remote  # its types do not know concurrency_groups
+    return remote(
+        num_cpus=spec.num_cpus,
+        num_gpus=spec.num_gpus,
+        resources=spec.resources or None,
+        max_restarts=0,
+        max_task_retries=0,
+        scheduling_strategy="SPREAD",
+        concurrency_groups={CONTROL: 4},
+    )(EngineSupervisor)
+
+
+async def _give_up(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
