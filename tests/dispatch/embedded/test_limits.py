@@ -97,6 +97,7 @@ def test_an_aborted_request_keeps_its_partial_text(
     assert engine.post("/abort_request", {"rid": "body-id"}).json() == {"aborted": 1}
     reply = asked.result(10).json()
     assert reply["meta_info"]["id"] == "header-id"
+    assert engine.counts()["arrived"] == {"header-id": 1}
     assert reply["meta_info"]["finish_reason"]["type"] == "abort"
     assert reply["text"].startswith(" wakes before")
 
