@@ -10,30 +10,42 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import errno
+import socket
+import ssl
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from faults.fault import Blame, Fault, Outcome
-from faults.http_faults import HTTP, retry_after, status_code
+from faults.http_faults import HTTP, MAX_RETRY_AFTER, retry_after, status_code
 from faults.meanings import meaning
 from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
 from faults.text_faults import guess
-from protocol import Code, CodedError, Reading, Trust, read
+from protocol import Code, CodedError, Family, Reading, Trust, read
 from protocol.errors import type_name, walk
 from protocol.safe import MAX_TEXT, clean, text_of
 
 TABLE: Final[dict[str, str]] = {**RAY, **HTTP}
 MAX_HOPS: Final = 16
+MAX_LEAVES: Final = 1024
+"""Most leaves of a group that are classified; one beyond that counts as unknown."""
 
 _DISCONNECTED: Final = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, EOFError)
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# aiohttp gives a reply that it could not parse the status 400, which is not the request's fault.
+_UNPARSABLE: Final = "aiohttp.http_exceptions"
 _UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
 
 def classify(exc: BaseException, *, key: bytes | None = None) -> Fault:
     """What ``exc`` means. Never raises; an exception that nothing names is UNKNOWN.EXCEPTION, which
     is not retried. ``key`` is the run's key, with which tokens in text are verified."""
-    return _classify(*_peel(exc), key)
+    try:
+        return _classify(*_peel(exc), key)
+    except Exception:  # noqa: BLE001 - an exception's properties may raise anything when they are read
+        return _make(
+            Code("UNKNOWN.EXCEPTION"), Trust.NONE, f"{type(exc).__name__}, whose attributes cannot be read"
+        )
 
 
 def _classify(inner: BaseException, hops: int, key: bytes | None) -> Fault:
@@ -49,7 +61,8 @@ def _classify(inner: BaseException, hops: int, key: bytes | None) -> Fault:
     if row == "ACTOR.DIED":
         return _actor_died(inner, hops, key)
     if row is not None:
-        return _fault(Code(NESTED.get(row, row) if hops else row), Trust.STRUCTURED, name, inner)
+        made = _fault(Code(NESTED.get(row, row) if hops else row), Trust.STRUCTURED, name, inner)
+        return _nest(made, hops)
     carried = _carried(inner)
     if carried is not None:
         return _coded(carried, hops)
@@ -120,25 +133,25 @@ def _carried(exc: BaseException) -> CodedError | None:
 
 
 def _coded(error: CodedError, hops: int) -> Fault:
-    made = _make(error.code, Trust.STRUCTURED, error.detail, id=error.id)
     status = error.data.get("status")
     after = error.data.get("retry_after")
-    blame = (
-        Blame.NESTED
-        if hops and made.blame is Blame.CALLEE and made.code.family in ("ACTOR", "NODE")
-        else made.blame
+    known = isinstance(after, int | float) and not isinstance(after, bool)
+    made = _make(
+        error.code,
+        read(error).trust,
+        error.detail,
+        status=status if isinstance(status, int) and not isinstance(status, bool) else None,
+        retry_after=min(max(float(after), 0.0), MAX_RETRY_AFTER) if known and after is not None else None,
+        id=error.id,
     )
-    return Fault(
-        made.kind,
-        made.code,
-        blame,
-        made.outcome,
-        Trust.STRUCTURED,
-        after if isinstance(after, int | float) and not isinstance(after, bool) else None,
-        status if isinstance(status, int) else None,
-        made.evidence,
-        error.id,
-    )
+    return _nest(made, hops)
+
+
+def _nest(fault: Fault, hops: int) -> Fault:
+    """Beneath a RayTaskError, what died or cannot be reached was called by our callee, which is alive."""
+    if hops and fault.blame is Blame.CALLEE and fault.code.family in (Family.ACTOR, Family.NODE):
+        return replace(fault, blame=Blame.NESTED)
+    return fault
 
 
 def _actor_died(exc: BaseException, hops: int, key: bytes | None) -> Fault:
@@ -147,17 +160,9 @@ def _actor_died(exc: BaseException, hops: int, key: bytes | None) -> Fault:
         # Only the text of what __init__ raised survives: a token in it says what it was.
         found = read(text_of(exc), key=key)
         if found.code is not None:
-            made = _by_reading(found, exc)
-            return Fault(
-                made.kind,
-                made.code,
-                Blame.CALLEE,
-                Outcome.NOT_RUN,
-                made.trust,
-                evidence=made.evidence,
-                id=made.id,
-            )
-        return _fault(Code("ACTOR.INIT_FAILED"), Trust.STRUCTURED, name, exc)
+            blame = Blame.NESTED if hops else Blame.CALLEE
+            return replace(_by_reading(found, exc), blame=blame, outcome=Outcome.NOT_RUN)
+        return _nest(_fault(Code("ACTOR.INIT_FAILED"), Trust.STRUCTURED, name, exc), hops)
     if getattr(exc, "preempted", False):
         return _fault(Code("NODE.PREEMPTED"), Trust.STRUCTURED, name, exc)
     return _fault(Code("ACTOR.NESTED_DIED" if hops else "ACTOR.DIED"), Trust.STRUCTURED, name, exc)
@@ -168,6 +173,8 @@ def _http(exc: BaseException, row: str | None) -> Fault:
     response = getattr(exc, "response", None)
     headers = getattr(response if response is not None else exc, "headers", None)
     code = status_code(status) if status is not None and row == "UPSTREAM.SERVER_ERROR" else row
+    if type(exc.__cause__).__module__ == _UNPARSABLE:
+        code = "TRANSPORT.PROTOCOL"
     return _make(
         Code(code or row or "UPSTREAM.SERVER_ERROR"),
         Trust.STRUCTURED,
@@ -194,6 +201,10 @@ def _builtin(exc: BaseException) -> str | None:
         return "TRANSPORT.DISCONNECTED"
     if isinstance(exc, TimeoutError):
         return "TIMEOUT.DEADLINE"
+    if isinstance(exc, ssl.SSLError):  # an OSError, as is the failure to resolve a name
+        return "TRANSPORT.TLS"
+    if isinstance(exc, socket.gaierror | socket.herror):
+        return "TRANSPORT.CONNECT"
     if isinstance(exc, MemoryError):
         return "NODE.OUT_OF_MEMORY"
     if isinstance(exc, OSError):
@@ -206,14 +217,31 @@ def _builtin(exc: BaseException) -> str | None:
 
 
 def _group(group: BaseExceptionGroup[BaseException], hops: int, key: bytes | None) -> Fault:
-    """The leaf that allows the least: a group is retried only when every leaf may be."""
-    leaves = [one for one in walk(group) if not isinstance(one, BaseExceptionGroup)][:64]
-    faults = [_classify(leaf, hops, key) for leaf in leaves] or [
-        _fault(Code("UNKNOWN.EXCEPTION"), Trust.STRUCTURED, type_name(group), group)
-    ]
+    """The leaf that allows the least: a group is retried only when every leaf may be, and it is known
+    not to have run only when that is known of every leaf."""
     from faults.decide import rank  # the order of actions is decide's business
 
-    return max(faults, key=rank)
+    faults: list[Fault] = []
+    stack: list[BaseException] = [group]
+    while stack:
+        leaf = stack.pop()
+        if isinstance(leaf, BaseExceptionGroup):
+            stack.extend(reversed(leaf.exceptions))
+            continue
+        if len(faults) == MAX_LEAVES:
+            faults.append(
+                _fault(Code("UNKNOWN.EXCEPTION"), Trust.NONE, f"more than {MAX_LEAVES} leaves", leaf)
+            )
+            break
+        inner, more = _peel(leaf)
+        faults.append(_classify(inner, hops + more, key))
+    strictest = max(faults, key=rank)
+    return replace(
+        strictest,
+        outcome=strictest.outcome if len({f.outcome for f in faults}) == 1 else Outcome.UNKNOWN,
+        trust=min(f.trust for f in faults),
+        retry_after=max((f.retry_after for f in faults if f.retry_after is not None), default=None),
+    )
 
 
 def _from_text(exc: BaseException, row: Code, key: bytes | None) -> Fault:

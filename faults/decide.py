@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from faults.fault import Action, Blame, Decision, Fault, Outcome
-from protocol import catalogue
+from protocol import Family, Trust, catalogue
 
 # Ordered from what allows the most to what allows the least.
 _ORDER: Final = (
@@ -18,6 +18,10 @@ _ORDER: Final = (
     Action.CANCEL,
     Action.GIVE_UP,
 )
+
+# Whatever advice a code of these families was registered with: sending a request again does not make
+# it right, and nothing unknown is retried.
+_NEVER: Final = (Family.REQUEST, Family.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,14 @@ def decide(
         action, why = Action.RETRY_ELSEWHERE, f"{fault.code}: our callee is alive, what it called is not"
     if not action.sends_again:
         return Decision(action, 0.0, why)
+    if fault.code.family in _NEVER:
+        return Decision(Action.GIVE_UP, 0.0, f"{fault.code}: {fault.code.family} is never sent again")
     if not idempotent and fault.outcome is not Outcome.NOT_RUN:
         return Decision(Action.GIVE_UP, 0.0, f"{fault.code}: not idempotent, and it may have run")
+    if not idempotent and fault.trust < Trust.SIGNED:
+        return Decision(
+            Action.GIVE_UP, 0.0, f"{fault.code}: not idempotent, and only text says it did not run"
+        )
     if attempt >= max_attempts:
         return Decision(
             Action.GIVE_UP, 0.0, f"{fault.code}: attempt {attempt} of {max_attempts} was the last"

@@ -81,7 +81,7 @@ HTTP: Final[dict[str, str]] = {
     "aiohttp.streams.EofStream": "UPSTREAM.TRUNCATED",
     "aiohttp.multipart.BadContentDispositionHeader": "UPSTREAM.BAD_BODY",
     "aiohttp.multipart.BadContentDispositionParam": "UPSTREAM.BAD_BODY",
-    "aiohttp.payload_streamer.UploadAbortedError": "TRANSPORT.DISCONNECTED",
+    _A + "UploadAbortedError": "TRANSPORT.DISCONNECTED",
 }
 
 STATUS: Final[dict[int, str]] = {

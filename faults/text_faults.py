@@ -37,7 +37,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]{0,12}m")
 # What stands before a line in a worker's log, in an ExceptionGroup's tree.
 _PREFIX = re.compile(r"^(?:\([^()\n]{1,80} pid=[0-9]{1,10}[^()\n]{0,80}\) ?|[ +|-]{1,40}\| ?)", re.MULTILINE)
 _LINE = re.compile(
-    r"^([A-Za-z_][A-Za-z0-9_.]{2,120})(?:\(([A-Za-z_][A-Za-z0-9_]{0,80})\))?(?:: ?(.{0,400}))?$", re.M
+    r"^([A-Za-z_][A-Za-z0-9_.]{2,120})(?:\(([A-Za-z_][A-Za-z0-9_]{0,80})\))?(?:: ?(.{0,400}).*)?$", re.M
 )
 _STATUS = re.compile(r"(?<![0-9])([1-5][0-9]{2})(?![0-9])")
 _INIT = "error raised in its creation task"
@@ -48,9 +48,13 @@ def guess(text: str) -> tuple[str, int | None, str] | None:
     lines = _lines(text)
     known = [line for line in lines if _code_of(line) is not None]
     outer = next((m for m in reversed(lines) if m.group(1) == TASK_ERROR and m.group(2)), None)
-    if outer is not None:
-        # Whatever stands below it was printed by it, from inside our callee.
-        code = _SHORT.get(outer.group(2), "TASK.FAILED")
+    created = next((m for m in reversed(known) if _code_of(m) == "ACTOR.DIED" and _INIT in m.group(0)), None)
+    if created is not None and (outer is None or outer.start() < created.start()):
+        # Whatever stands below it was printed by it, from inside the __init__ that failed.
+        return "ACTOR.INIT_FAILED", None, created.group(0)
+    code = _SHORT.get(outer.group(2), "TASK.FAILED") if outer is not None else ""
+    if outer is not None and code not in TEXT_ONLY:
+        # Likewise, from inside our callee.
         status = None
         if code == "UPSTREAM.SERVER_ERROR":
             code, status = _by_status(next((m.group(0) for m in reversed(known) if m is not outer), ""))
@@ -62,16 +66,15 @@ def guess(text: str) -> tuple[str, int | None, str] | None:
         if code == "UPSTREAM.SERVER_ERROR":
             code, status = _by_status(line.group(3) or "")
             return code, status, line.group(0)
-        if code == "ACTOR.DIED" and _INIT in line.group(0):
-            return "ACTOR.INIT_FAILED", None, line.group(0)
-        return code, None, line.group(0)
+        inside = any(m.group(1) == TASK_ERROR and m.start() < line.start() for m in known)
+        return NESTED.get(code, code) if inside else code, None, line.group(0)
     if known:
         return _code_of(known[-1]) or "", None, known[-1].group(0)
     return None
 
 
 def _lines(text: str) -> list[re.Match[str]]:
-    return list(_LINE.finditer(_PREFIX.sub("", _ANSI.sub("", text[-MAX_SEARCH:]))))
+    return list(_LINE.finditer(_PREFIX.sub("", _ANSI.sub("", text[-MAX_SEARCH:].replace("\r\n", "\n")))))
 
 
 def _code_of(line: re.Match[str]) -> str | None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar, overload
 
 import msgspec
 
 from protocol.codes import Code
 from protocol.errors import CodedError, walk
-from protocol.safe import text_of
-from protocol.token import Trust, scan
+from protocol.safe import MAX_TEXT, text_of
+from protocol.token import Trust, defuse, scan
 
 HEADER: Final = "x-failsoft-code"
 """The HTTP header that carries a token."""
@@ -20,6 +20,10 @@ PROBLEM: Final = "application/problem+json"
 """Media type of a problem body (RFC 9457)."""
 MAX_READ: Final = 1 << 20
 """Most characters of a text that are searched for a token: the head and the tail, half each."""
+MAX_NESTED: Final = 8
+"""Deepest mapping inside a mapping that is looked at."""
+CODE_TRUST: Final = "code_trust"
+"""In a CodedError's data: how far its code may be believed, where `coded` read it from mere text."""
 
 T = TypeVar("T")
 Namer = Callable[[BaseException], "Code | str | None"]
@@ -50,12 +54,19 @@ def read(thing: object, *, key: bytes | None = None) -> Reading:
     """Read a code back from an exception of any shape, an ExceptionGroup, an HTTP response (httpx,
     requests and aiohttp have the attributes it looks at), an event or problem as a mapping, a log
     line or plain text. Structured data beats text, and the reading says which it was. Never raises."""
+    try:
+        return _read(thing, key)
+    except Exception:  # noqa: BLE001 - a property or mapping of a foreign type may raise anything
+        return Reading()
+
+
+def _read(thing: object, key: bytes | None) -> Reading:
     if isinstance(thing, BaseException):
         return _read_exception(thing, key)
     if isinstance(thing, Mapping):
         return _read_mapping(thing, key)
     if isinstance(thing, bytes | bytearray):
-        return _read_text(bytes(thing[:MAX_READ]).decode("utf-8", "replace"), key)
+        return _read_bytes(thing, key)
     if isinstance(thing, str):
         return _read_text(thing, key)
     headers = getattr(thing, "headers", None)
@@ -67,9 +78,10 @@ def read(thing: object, *, key: bytes | None = None) -> Reading:
 def _read_exception(exc: BaseException, key: bytes | None) -> Reading:
     everything = list(walk(exc))
     for one in everything:
-        if isinstance(one, CodedError):
+        if issubclass(type(one), CodedError):  # not isinstance, which asks a foreign __class__
+            assert isinstance(one, CodedError)
             # Through Ray the instance is a dual of RayTaskError; its attributes answer all the same.
-            return Reading(one.code, one.id, one.detail, one.data, Trust.STRUCTURED, one.token)
+            return Reading(one.code, one.id, one.detail, one.data, _trust(one.data), one.token)
     for one in everything:
         found = _read_text(text_of(one), key)
         if found.raw:
@@ -89,17 +101,24 @@ def _read_text(text: str, key: bytes | None) -> Reading:
     return Reading(code, token.id, "", {}, token.trust, token.raw)
 
 
-def _read_mapping(thing: Mapping[Any, Any], key: bytes | None) -> Reading:
+def _read_bytes(body: bytes | bytearray, key: bytes | None) -> Reading:
+    if len(body) > MAX_READ:
+        body = b"\n".join((body[: MAX_READ // 2], body[-MAX_READ // 2 :]))
+    return _read_text(bytes(body).decode("utf-8", "replace"), key)
+
+
+def _trust(data: Mapping[str, Any]) -> Trust:
+    return Trust.__members__.get(str(data.get(CODE_TRUST, "")).upper(), Trust.STRUCTURED)
+
+
+def _read_mapping(thing: Mapping[Any, Any], key: bytes | None, depth: int = MAX_NESTED) -> Reading:
     code, occurrence = thing.get("code"), thing.get("id") or thing.get("instance") or ""
     if isinstance(code, str):
         try:
-            data = thing.get("data")
+            held = thing.get("data")
+            data = dict(held) if isinstance(held, Mapping) else {}
             return Reading(
-                Code(code),
-                str(occurrence),
-                text_of(thing.get("detail") or ""),
-                dict(data) if isinstance(data, Mapping) else {},
-                Trust.STRUCTURED,
+                Code(code), str(occurrence), text_of(thing.get("detail") or ""), data, _trust(data)
             )
         except ValueError:
             pass  # some other program's "code": its texts may still hold a token
@@ -108,8 +127,8 @@ def _read_mapping(thing: Mapping[Any, Any], key: bytes | None) -> Reading:
             found = _read_text(value, key)
             if found.raw:
                 return found
-        elif isinstance(value, Mapping):
-            found = _read_mapping(value, key) if value is not thing else Reading()
+        elif isinstance(value, Mapping) and depth > 0:
+            found = _read_mapping(value, key, depth - 1)
             if found.code is not None:
                 return found
     return Reading()
@@ -130,11 +149,11 @@ def _read_response(response: object, headers: Mapping[Any, Any], key: bytes | No
     if str(headers.get("content-type") or headers.get("Content-Type") or "").startswith(PROBLEM):
         try:
             problem = msgspec.json.decode(body[:MAX_READ])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             problem = None
         if isinstance(problem, dict):
             return _read_mapping(problem, key)
-    return _read_text(body[:MAX_READ].decode("utf-8", "replace"), key)
+    return _read_bytes(body, key)
 
 
 @overload
@@ -148,20 +167,46 @@ def coded(target: Any = None, /, *, code: Code | str = "TASK.FAILED", name: Name
     For functions, coroutines, generators, async generators, whole classes (their public methods and
     ``__init__``) and Ray remote functions and actor classes. A CodedError passes unchanged;
     cancellation, KeyboardInterrupt, SystemExit and the end of an iteration stay what they are. An
-    exception that carries a code already keeps it; otherwise ``name(exc)`` names it, else ``code``
-    does."""
+    exception that carries a code already keeps it (where it stood in mere text, the CodedError is
+    believed no further than that text); otherwise ``name(exc)`` names it, else ``code`` does. The
+    status and the start of the body of an HTTP client's exception go into ``data``."""
     fallback = Code(code)
 
     def name_it(exc: Exception) -> CodedError | None:
-        if isinstance(exc, _CONTROL) or type(exc).__name__ == "AsyncioActorExit":
+        if issubclass(type(exc), _CONTROL) or type(exc).__name__ == "AsyncioActorExit":
             return None
-        found = code_of(exc) or (name(exc) if name is not None else None) or fallback
-        return CodedError.from_exception(exc, found)
+        found = read(exc)
+        given = found.code or (name(exc) if name is not None else None) or fallback
+        facts = _http_facts(exc)
+        if found.code is not None and found.trust < Trust.STRUCTURED:
+            facts[CODE_TRUST] = found.trust.name.lower()  # or text that a model wrote would gain trust
+        return CodedError.from_exception(exc, given, data=facts)
 
     def decorate(it: Any) -> Any:
         return _wrap(it, name_it)
 
     return decorate if target is None else decorate(target)
+
+
+def _http_facts(exc: Exception) -> dict[str, Any]:
+    # httpx keeps the response, aiohttp the status alone; neither exception gets through Ray whole.
+    facts: dict[str, Any] = {}
+    try:
+        held = vars(exc)
+        response = held.get("response")
+        status = held.get("status") if response is None else getattr(response, "status_code", None)
+        if (
+            isinstance(status, int)
+            and 100 <= status <= 599
+            and ("request_info" in held or response is not None)
+        ):
+            facts["status"] = status
+        body = getattr(response, "content", None)
+        if "status" in facts and isinstance(body, bytes) and body:
+            facts["body"] = defuse(body[:MAX_TEXT].decode("utf-8", "replace"))
+    except Exception:  # noqa: BLE001 - httpx raises ResponseNotRead; what was found so far is kept
+        return facts
+    return facts
 
 
 NameIt = Callable[[Exception], "CodedError | None"]
@@ -213,9 +258,11 @@ def _wrap(it: Any, name_it: NameIt) -> Any:
 
 
 def _wrap_class(cls: type, name_it: NameIt) -> type:
-    for attribute, value in list(vars(cls).items()):
+    # What is inherited as well: Ray's ActorClass holds a subclass of the class that the user wrote.
+    for attribute in dir(cls):
         if attribute.startswith("__") and attribute not in ("__init__", "__call__"):
             continue
+        value = inspect.getattr_static(cls, attribute)
         if isinstance(value, staticmethod | classmethod) or inspect.isfunction(value):
             setattr(cls, attribute, _wrap(value, name_it))
     return cls
@@ -235,21 +282,29 @@ def _wrap_generator(it: Callable[..., Iterator[Any]], name_it: NameIt) -> Any:
     return generator
 
 
-def _wrap_async_generator(it: Callable[..., AsyncIterator[Any]], name_it: NameIt) -> Any:
+def _wrap_async_generator(it: Callable[..., AsyncGenerator[Any, Any]], name_it: NameIt) -> Any:
     @functools.wraps(it)
-    async def generator(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def generator(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = it(*args, **kwargs)
         try:
-            async for value in inner:
-                yield value
+            value = await anext(inner)
+            while True:
+                try:
+                    sent = yield value
+                except GeneratorExit:
+                    raise  # closed: so is the inner one, below
+                except BaseException as thrown:  # noqa: BLE001 - whatever was thrown in is the inner one's
+                    value = await inner.athrow(thrown)
+                else:
+                    value = await inner.asend(sent)
+        except StopAsyncIteration:
+            return
         except Exception as exc:
             named = name_it(exc)
             if named is None:
                 raise
             raise named from exc
         finally:
-            close = getattr(inner, "aclose", None)
-            if close is not None:
-                await close()
+            await inner.aclose()
 
     return generator

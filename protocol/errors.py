@@ -144,16 +144,18 @@ def below(exc: BaseException, *, context: bool = False) -> Iterator[BaseExceptio
     """What directly lies below an exception: a group's leaves, Ray's ``cause``, then ``__cause__``.
 
     ``__context__`` only on request: what happened to be handled when an exception arose explains it
-    to a reader, but it is another failure, and must not lend the new one its name."""
-    if isinstance(exc, BaseExceptionGroup):
-        yield from exc.exceptions
-    carried = vars(exc).get("cause") if hasattr(exc, "__dict__") else None
-    if isinstance(carried, BaseException):
-        yield carried
-    if exc.__cause__ is not None:
-        yield exc.__cause__
-    elif context and exc.__context__ is not None and not exc.__suppress_context__:
-        yield exc.__context__
+    to a reader, but it is another failure, and must not lend the new one its name. Attributes that
+    raise when they are read hide what is below them, and nothing else."""
+    try:
+        found: list[object] = list(exc.exceptions) if isinstance(exc, BaseExceptionGroup) else []
+        found.append(vars(exc).get("cause"))
+        if exc.__cause__ is not None:
+            found.append(exc.__cause__)
+        elif context and not exc.__suppress_context__:
+            found.append(exc.__context__)
+    except Exception:  # noqa: BLE001 - a property of a foreign exception may raise anything
+        return
+    yield from (one for one in found if isinstance(one, BaseException))
 
 
 def walk(exc: BaseException, limit: int = 256, *, context: bool = False) -> Iterator[BaseException]:
@@ -175,7 +177,8 @@ def _links(error: CodedError) -> Iterator[Link]:
     everything = walk(error, MAX_CHAIN + 1, context=True)
     next(everything)
     for cause in everything:
-        if isinstance(cause, CodedError):
+        if issubclass(type(cause), CodedError):  # not isinstance, which asks a foreign __class__
+            assert isinstance(cause, CodedError)
             yield Link(type_name(cause), clean(cause.detail, MAX_TEXT), str(cause.code))
         else:
             yield Link(type_name(cause), clean(cause, MAX_TEXT))

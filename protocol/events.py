@@ -43,7 +43,6 @@ class Events:
             run=run,
             role=role,
             host=socket.gethostname(),
-            pid=os.getpid(),
         )
 
     @classmethod
@@ -72,7 +71,7 @@ class Events:
             level=level,
             code=str(code) if code else None,
             id=found.id if found is not None and found.id else None,
-            key=key,
+            key=clean(key, 256),
             detail=clean(detail),
             data=json_safe(data),
         )
@@ -94,6 +93,7 @@ class Events:
 
 def _fixed_keys(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     event["ts"] = round(time.time(), 6)
+    event["pid"] = os.getpid()  # not once and for all: a fork inherits the logger
     return {key: event.get(key) for key in KEYS}
 
 

@@ -21,11 +21,17 @@ MAX_DEPTH: Final = 4
 _SECRET_KEY = re.compile(
     r"authorization|cookie|password|passwd|secret|token$|api[-_]?key|credential", re.IGNORECASE
 )
-_URL_USER = re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/@:]{1,256}:[^\s/@]{1,256}@", re.IGNORECASE)
+# A password may hold an unescaped @, stand alone (redis://:secret@host) or be the user (a token).
+_URL_USER = re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/'\"<>]{1,512}@", re.IGNORECASE)
 _URL_QUERY = re.compile(
     r"([?&][^=&\s]{0,64}(?:token|secret|password|api[-_]?key|signature)=)[^&\s'\"]{1,4096}", re.IGNORECASE
 )
 _BEARER = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}", re.IGNORECASE)
+_HEADER = re.compile(
+    r"(\b(?:proxy-)?(?:authorization|x-api-key|api-key)(?:['\"]?\s{0,4}[:=]|['\"],)\s{0,4}b?['\"]?)"
+    r"(?!bearer\b|basic\b)(?:(?:token|apikey|digest|negotiate)\s{1,4})?[^\s'\",;}&]{4,4096}",
+    re.IGNORECASE,
+)
 
 
 def cap(text: str, limit: int = MAX_DETAIL) -> str:
@@ -38,17 +44,23 @@ def cap(text: str, limit: int = MAX_DETAIL) -> str:
 
 def scrub(text: str) -> str:
     """``text`` without the secrets that have a recognisable place: URL user info, query tokens and
-    bearer headers."""
+    the headers that authorize."""
     text = _URL_USER.sub(r"\1[redacted]@", text)
     text = _URL_QUERY.sub(r"\1[redacted]", text)
-    return _BEARER.sub(r"\1 [redacted]", text)
+    return _HEADER.sub(r"\1[redacted]", _BEARER.sub(r"\1 [redacted]", text))
 
 
 def clean(text: object, limit: int = MAX_DETAIL) -> str:
     """Text that may be carried: capped, scrubbed, and valid UTF-8 (lone surrogates replaced)."""
     plain = text if type(text) is str else text_of(text)
-    # Cap before scrubbing, so that the cost is bounded, and again, since a redaction can lengthen.
-    out = cap(scrub(cap(plain, limit)), limit)
+    if len(plain) <= 4 * limit:
+        out = cap(scrub(plain), limit)
+    else:
+        # Only what is near the ends is scrubbed, so that the cost is bounded, but more than is kept: a
+        # secret that the first cut halves, and that cannot be recognised any more, is cut off altogether.
+        half = (limit - 40) // 2
+        head, tail = scrub(plain[: 2 * limit])[:half], scrub(plain[-2 * limit :])[-half:]
+        out = f"{head} …[{len(plain) - 2 * half} characters cut]… {tail}"
     return out.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -63,7 +75,14 @@ def text_of(value: object) -> str:
 
 def json_safe(value: Any, depth: int = MAX_DEPTH) -> Any:
     """``value`` reduced to what JSON can hold, bounded in depth, items and text, secrets redacted
-    by key. Numbers that JSON lacks (nan, inf) become text."""
+    by key. Numbers that JSON lacks (nan, inf) become text. Never raises."""
+    try:
+        return _reduced(value, depth)
+    except Exception:  # noqa: BLE001 - a foreign container or property may raise anything
+        return f"<{type(value).__name__} that cannot be read>"
+
+
+def _reduced(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):

@@ -29,7 +29,7 @@ from protocol.codes import Code, Family
 
 VERSION: Final = "FS1"
 MAX_TOKEN: Final = 80
-"""Longest token in bytes; 11 + 12 + 40 + 17 = 80 for the longest family and reason."""
+"""Longest token in bytes: 4 + 12 + 1 + 40 + 18 = 75 for today's longest family and reason."""
 
 _CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base32: no I, L, O, U
 _B32: Final = "[0-9A-HJKMNP-TV-Zabcdefghjkmnp-tv-z]"
@@ -40,10 +40,12 @@ _SHAPE: Final = (
 _TOKEN = re.compile(rf"({_SHAPE})(?![A-Za-z0-9_]|\.[A-Za-z0-9_])")
 # Where a token could begin, whatever stands around it: what `defuse` breaks.
 _START = re.compile(rf"[Ff][Ss][0-9]{{1,3}}(?=\.{_SHAPE.partition(chr(92) + '.')[2]})")
-# A token may follow an escape that ends in a letter or digit: "\n" in a repr, %0A, \x1b[31m, =0A.
+# A token may follow an escape that ends in a letter or digit: "\n" in a repr, %0A, \x1b[38;2;9;9;9m.
 _ESCAPE_BEFORE = re.compile(
-    r"(?:\\+[abfnrtv0]|\\+[0-7]{3}|\\+x[0-9A-Fa-f]{2}|\\+u[0-9A-Fa-f]{4}|%[0-9A-Fa-f]{2}|\[[0-9;]{0,12}m)\Z"
+    r"(?:\\+[abfnrtv0]|\\+[0-7]{3}|\\+x[0-9A-Fa-f]{2}|\\+u[0-9A-Fa-f]{4}|\\+U[0-9A-Fa-f]{8}"
+    r"|%[0-9A-Fa-f]{2}|(?:\[|%5[Bb])(?:[0-9;]|%3[Bb]){0,40}m|\x1b\[[0-9;]{0,40}[A-Za-z])\Z"
 )
+_ESCAPE_LENGTH: Final = 64
 
 
 class Trust(IntEnum):
@@ -126,7 +128,7 @@ def _may_begin(text: str, start: int) -> bool:
         return True
     before = text[start - 1]
     if before.isascii() and (before.isalnum() or before in "_."):
-        return _ESCAPE_BEFORE.search(text, max(0, start - 16), start) is not None
+        return _ESCAPE_BEFORE.search(text, max(0, start - _ESCAPE_LENGTH), start) is not None
     return True
 
 

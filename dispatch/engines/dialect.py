@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NoReturn
 import msgspec
 
 from protocol import CodedError, defuse
-from protocol.safe import clean
+from protocol.safe import clean, json_safe
 
 Api = Literal["sglang", "openai"]
 PATHS: Final[dict[Api, str]] = {"sglang": "/generate", "openai": "/v1/completions"}
@@ -148,7 +148,8 @@ def _openai(events: Sequence[dict[str, Any]], where: str) -> Generated:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return value if known else 0  # a larger one could not be written with the sample
 
 
 def _partial(made: Generated) -> dict[str, Any]:
@@ -156,7 +157,8 @@ def _partial(made: Generated) -> dict[str, Any]:
 
 
 def _excerpt(value: Any) -> str:
-    return defuse(clean(msgspec.json.encode(value).decode("utf-8", "replace"), 300))
+    # Reduced first: a lenient decoder lets halves of surrogate pairs and huge numbers through.
+    return defuse(clean(msgspec.json.encode(json_safe(value)).decode(), 300))
 
 
 def _wrong_shape(where: str, value: Any, wanted: str) -> NoReturn:

@@ -19,10 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-import msgspec
-
 from dispatch.engines.leftovers import MARKER, is_alive, sweep, unix_time
 from dispatch.engines.output import Output
+from dispatch.engines.spec import ExitReport, StopReport
 from protocol import CodedError
 
 SPAWN_TIMEOUT: Final = 10.0
@@ -30,33 +29,6 @@ SPAWN_TIMEOUT: Final = 10.0
 _DRAIN: Final = 0.5
 """Seconds that the last output and the end of the tree are waited for, after the engine's exit."""
 _GUARD: Final = str(Path(__file__).with_name("guard.py"))
-
-
-class ExitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine ended. One of ``status`` and ``signal`` is set, neither when the guard was
-    killed and could not say. ``planned``: after a `stop`. ``seconds`` is how long it ran."""
-
-    status: int | None = None
-    signal: int | None = None
-    planned: bool = False
-    guard_lost: bool = False
-    seconds: float = 0.0
-    last_lines: tuple[str, ...] = ()
-
-    @property
-    def how(self) -> str:
-        """In words: ``exit status 1``, ``signal 9 (SIGKILL)``."""
-        if self.signal is not None:
-            known = self.signal in set(signal.Signals)
-            return f"signal {self.signal}" + (f" ({signal.Signals(self.signal).name})" if known else "")
-        return f"exit status {self.status}" if self.status is not None else "killed together with its guard"
-
-
-class StopReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stop did: seconds in each stage (``term``, ``kill``, ``confirm``), in this order."""
-
-    stages: dict[str, float] = {}
-    exit: ExitReport | None = None
 
 
 def inherited_environment() -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""What an engine is (`EngineSpec`) and how it stands (`EngineStatus`): values, nothing that runs."""
+"""What an engine is (`EngineSpec`), how it stands (`EngineStatus`), how it ended (`ExitReport`,
+`StopReport`): values, nothing that runs."""
 
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -123,6 +125,33 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     stage: str = ""
     code: str = ""
     detail: str = ""
+
+
+class ExitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine ended. One of ``status`` and ``signal`` is set, neither when the guard was
+    killed and could not say. ``planned``: after a `stop`. ``seconds`` is how long it ran."""
+
+    status: int | None = None
+    signal: int | None = None
+    planned: bool = False
+    guard_lost: bool = False
+    seconds: float = 0.0
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def how(self) -> str:
+        """In words: ``exit status 1``, ``signal 9 (SIGKILL)``."""
+        if self.signal is not None:
+            known = self.signal in set(signal.Signals)
+            return f"signal {self.signal}" + (f" ({signal.Signals(self.signal).name})" if known else "")
+        return f"exit status {self.status}" if self.status is not None else "killed together with its guard"
+
+
+class StopReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stop did: seconds in each stage (``term``, ``kill``, ``confirm``), in this order."""
+
+    stages: dict[str, float] = {}
+    exit: ExitReport | None = None
 
 
 def embedded_spec(

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from dispatch.engines import ports, probe
-from dispatch.engines.process import EngineProcess, ExitReport, StopReport
-from dispatch.engines.spec import EngineSpec, EngineStatus, State
+from dispatch.engines.process import EngineProcess
+from dispatch.engines.spec import EngineSpec, EngineStatus, ExitReport, State, StopReport
 from protocol import CodedError, coded
 from protocol.errors import here
 

@@ -8,7 +8,9 @@ module's business alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 import time
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ from dispatch.posting.request import Answer, Item
 from faults import classify, classify_status
 from protocol import CodedError, defuse, read
 from protocol.boundary import HEADER
+from protocol.errors import walk
 from protocol.safe import clean
 
 KEEPALIVE: Final = 3.0
@@ -29,8 +32,12 @@ MAX_BODY: Final = 64 * 1024 * 1024
 """Largest reply that is read, in bytes."""
 MAX_ERROR_BODY: Final = 4096
 """How much of a failed reply's body is read and kept, in bytes."""
+ERROR_BODY_TIMEOUT: Final = 2.0
+"""Seconds that a failed reply's body is waited for: its status says enough without it."""
 KEPT_HEADERS: Final = ("content-type", "retry-after", "server", "x-request-id", HEADER)
 EVENT_STREAM: Final = "text/event-stream"
+
+_LINE_END = re.compile("\r\n|\n|\r")  # of an event stream; str.splitlines() knows more, which JSON may hold
 
 
 def make_client(connections: int) -> httpx.AsyncClient:
@@ -72,6 +79,12 @@ async def exchange(client: httpx.AsyncClient, item: Item, budget: float) -> Answ
             {**facts, "status": status or None},
         ) from exc
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as exc:
+        _tame(exc)
+        if 200 <= status < 300 and isinstance(exc, httpx.DecodingError):  # it came, and is not what it says
+            detail = f"the reply's body from {item.url} cannot be decoded: {exc}"
+            raise CodedError.from_exception(
+                exc, "UPSTREAM.BAD_BODY", detail, {**facts, "status": status}
+            ) from exc
         if 200 <= status < 300:  # the head had come: the body was cut
             detail = f"the reply's body from {item.url} was cut short: {exc}"
             raise CodedError.from_exception(
@@ -86,11 +99,14 @@ async def exchange(client: httpx.AsyncClient, item: Item, budget: float) -> Answ
 
 
 async def _start_of(response: httpx.Response) -> bytes:
+    # Whatever is wrong with the body, the status has come and is the verdict: a 400 stays a 400.
     start = b""
-    async for chunk in response.aiter_bytes(MAX_ERROR_BODY):
-        start += chunk
-        if len(start) >= MAX_ERROR_BODY:
-            break
+    with contextlib.suppress(httpx.HTTPError, httpx.StreamError, OSError, TimeoutError):
+        async with asyncio.timeout(ERROR_BODY_TIMEOUT):
+            async for chunk in response.aiter_bytes():
+                start += chunk[:MAX_ERROR_BODY]
+                if len(start) >= MAX_ERROR_BODY:
+                    break
     return start[:MAX_ERROR_BODY]
 
 
@@ -103,6 +119,13 @@ async def _whole(response: httpx.Response, facts: dict[str, Any]) -> bytes:
             raise CodedError("UPSTREAM.BAD_BODY", f"the reply is larger than {MAX_BODY} bytes", facts)
         parts.append(chunk)
     return b"".join(parts)
+
+
+def _tame(exc: BaseException) -> None:
+    """Defuse the texts of a client's exception: they quote what the server sent instead of HTTP."""
+    for one in walk(exc, context=True):
+        # httpcore's exceptions hold h11's as an argument.
+        one.args = tuple(defuse(str(a)) if isinstance(a, str | BaseException) else a for a in one.args)
 
 
 def _refused(
@@ -135,7 +158,7 @@ def _json(body: bytes, content_type: str, status: int, facts: dict[str, Any]) ->
         raise CodedError(
             "UPSTREAM.BAD_BODY",
             f"HTTP {status} from {facts['url']}, but the body is not JSON "
-            f"({content_type or 'no content type'}): {start}",
+            f"({defuse(content_type) or 'no content type'}): {start}",
             {**facts, "status": status},
         ) from exc
 
@@ -144,7 +167,7 @@ def _events(body: bytes, facts: dict[str, Any]) -> list[Any]:
     """The events of a stream. It counts only with its end: ``data: [DONE]``, as SGLang, vLLM and the
     OpenAI API send it; and an error event makes the whole of it a failure."""
     events: list[Any] = []
-    for line in body.decode("utf-8", "replace").splitlines():
+    for line in _LINE_END.split(body.decode("utf-8", "replace")):
         field, _, value = line.partition(":")
         if field != "data":
             continue

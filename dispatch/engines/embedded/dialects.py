@@ -46,11 +46,13 @@ class Order:
 class Dialect(Protocol):
     def read(self, raw: bytes) -> Order:
         """Raises Refusal(400) with what is wrong, in words a person can act on."""
+        ...
 
     def whole(self, request_id: str, order: Order, generation: Generation) -> dict[str, Any]: ...
 
     def event(self, request_id: str, order: Order, generation: Generation, sent: int) -> dict[str, Any]:
         """One stream event; `sent` is how many characters the client has already been given."""
+        ...
 
     def error(self, status: int, message: str) -> dict[str, Any]: ...
 
