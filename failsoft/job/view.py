@@ -136,9 +136,10 @@ class Progressing:
 
     def update(self, now: float, stats: RolloutStats, pool: PoolStats, ready: int, engines: int) -> None:
         """Show where things stand; ``now`` is any monotonic clock, in seconds."""
+        retried = stats.retried + sum(pool.retried_by_code.values())
         serving = sum(1 for poster in pool.posters if poster.state == "serving")
         state = (
-            f"failed {stats.failed} · retried {stats.retried} · in flight {pool.occupied} · "
+            f"failed {stats.failed} · retried {retried} · in flight {pool.occupied} · "
             f"posters {serving}/{len(pool.posters)} · engines {ready}/{engines}"
         )
         settled = stats.completed + stats.failed
