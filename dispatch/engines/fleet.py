@@ -76,7 +76,7 @@ class EngineFleet:
             raise CodedError(
                 "CONFIG.MISSING", "Ray is not initialised: call ray.init() before entering the fleet"
             )
-        if self._tasks:
+        if self._tasks or self._closing is not None:
             raise CodedError("POOL.MISUSE", "a fleet is entered once: make a new one")
         # No await: a cancelled entry has either started nothing or is followed by __aexit__.
         self._tasks = [asyncio.create_task(keeper.run()) for keeper in self._keepers]

@@ -165,6 +165,7 @@ class Keeper:
             create_time=status.create_time,
             url=status.url,
             node=status.node,
+            supervisor_pid=status.supervisor_pid,
             weight_version=status.weight_version,
             code="",
             detail="",

@@ -92,7 +92,7 @@ class EngineProcess:
             raise made._spawn_failed(f"the guard did not start it within {timeout:g} s") from exc
         except OSError as exc:
             await made._abandon()
-            raise made._spawn_failed(f"the guard cannot be started: {exc}", errno=exc.errno) from exc
+            raise made._spawn_failed(f"cannot be started: {exc}", errno=exc.errno) from exc
         except BaseException:  # also a cancelled start leaves no process behind
             await made._abandon()
             raise

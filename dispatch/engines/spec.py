@@ -110,8 +110,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How one engine stands. ``since`` is when it came into this state, and ``create_time`` when
     its process began, both in unix seconds; ``stage`` says how far a start has come; ``code`` and
-    ``detail`` are those of its last failure. ``restarts`` counts what came after the first start.
-    ``weight_version`` is the engine's own word, None when it has none."""
+    ``detail`` are those of its last failure. ``supervisor_pid`` is the actor's process, on ``node``
+    as the engine's. ``restarts`` counts what came after the first start. ``weight_version`` is the
+    engine's own word, None when it has none."""
 
     key: str
     url: str = ""
@@ -119,6 +120,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     create_time: float = 0.0
     node: str = ""
+    supervisor_pid: int = 0
     weight_version: str | None = None
     restarts: int = 0
     since: float = 0.0

@@ -48,7 +48,9 @@ class EngineSupervisor:
         self._starting: asyncio.Task[None] | None = None
         self._starts = 0
         # Replaced as a whole, never changed: `status` reads it from another thread.
-        self._status = EngineStatus(key=key, state="dead", node=here().host, since=time.time())
+        self._status = EngineStatus(
+            key=key, state="dead", node=here().host, supervisor_pid=os.getpid(), since=time.time()
+        )
 
     async def start(self) -> EngineStatus:
         """Start the engine and return when it is routable. Does nothing when it runs already.

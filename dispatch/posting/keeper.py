@@ -65,6 +65,8 @@ class Keeper:
 
     async def end(self) -> None:
         """Stop keeping, and close the poster."""
+        if self.lane is not None:
+            self.lane.settle(CodedError("POOL.CLOSED", "the pool was closed with the request in flight"))
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -133,8 +135,8 @@ class Keeper:
                 },
                 self._concurrency,
             )
-        except (CodedError, RayError, TimeoutError, ValueError) as exc:
-            # ValueError is how Ray refuses options; each is this poster's failure to start.
+        except (CodedError, RayError, TimeoutError, ValueError, TypeError) as exc:
+            # ValueError and TypeError are how Ray refuses options; each is this poster's failure to start.
             failed = (
                 exc if isinstance(exc, CodedError) else CodedError.from_exception(exc, classify(exc).code)
             )

@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 from dispatch.posting.poster import PosterInfo, Pulse, poster_class
 from dispatch.posting.request import Answer, Item
 from dispatch.posting.transport import exchange, make_client
-from faults import Kind, classify
+from faults import classify
 from protocol import CodedError
 
 GRACE: Final = 0.5
@@ -81,16 +81,18 @@ class PosterLane:
         self._races: set[asyncio.Future[Any]] = set()
         self._abandoned: set[asyncio.Task[None]] = set()
         self._end: CodedError | None = None
+        self._over = False
 
     async def start(self, options: dict[str, Any], connections: int) -> None:
         """Create the actor and wait until it answers. Raises CodedError, and leaves nothing behind."""
-        self._actor = poster_class().options(**options).remote(connections)
         try:
+            self._actor = poster_class().options(**options).remote(connections)
             async with asyncio.timeout(self._health.start_timeout):
                 self.info = await self._call("start")
         except BaseException:
             # Cancelled, timed out or failed: the actor, whatever became of it, is not kept.
-            ray.kill(self._actor, no_restart=True)
+            if self._actor is not None:
+                ray.kill(self._actor, no_restart=True)
             self.state = State.DEAD
             raise
         self._hold = asyncio.create_task(self._call("hold"))
@@ -122,8 +124,7 @@ class PosterLane:
             raise _without_ray(error) from None
         except RayError as exc:
             fault = classify(exc)
-            running = fault.kind in (Kind.UNAVAILABLE, Kind.CANCELLED)
-            self._suspect.set()
+            self._suspect.set()  # Ray says "died" before the process has ended: the place waits for that
             raise CodedError.from_exception(
                 exc, fault.code, data={"url": item.url, "poster": self.name}
             ) from exc
@@ -180,20 +181,24 @@ class PosterLane:
         self.state = State.DEAD
         self._end = why
         ray.kill(self._actor, no_restart=True)
-        gone = await self._confirm_gone()
+        try:
+            return await self._confirm_gone()
+        finally:
+            self.settle(
+                CodedError("ACTOR.DIED", f"{self.name} was replaced with the request in flight: {why.detail}")
+            )
+            await asyncio.sleep(0)  # let the attempts see it before the lane counts as empty
+            self._over = True
+            for task in list(self._abandoned):
+                task.cancel()
+            if self._hold is not None and not self._hold.cancel() and not self._hold.cancelled():
+                self._hold.exception()  # it has told of the death, and nobody else looks at it
+
+    def settle(self, error: CodedError) -> None:
+        """Fail what is in flight with ``error``; Ray's own verdict comes too late or not at all."""
         for race in list(self._races):
             if not race.done():
-                race.set_exception(
-                    CodedError(
-                        "ACTOR.DIED", f"{self.name} was replaced with the request in flight: {why.detail}"
-                    )
-                )
-        await asyncio.sleep(0)  # let the attempts see it before the lane counts as empty
-        for task in list(self._abandoned):
-            task.cancel()
-        if self._hold is not None:
-            self._hold.cancel()
-        return gone
+                race.set_exception(error)
 
     async def close(self) -> bool:
         """The orderly end: let the poster close its connections, then `retire` it."""
@@ -262,23 +267,24 @@ class PosterLane:
         return race
 
     def _abandon(self, ref: Any, item: Item) -> None:
+        if self._over:
+            self._release(self)
+            return
         task = asyncio.create_task(self._confirm_stopped(ref, item.attempt))
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)
 
     async def _confirm_stopped(self, ref: Any, attempt: str) -> None:
         """Cancel the remote end and hold its place until it is known to have stopped; where that
-        cannot be learned, the poster is a suspect, and its end releases the place."""
+        cannot be learned, the poster is a suspect, and its end (`retire`) cancels this."""
         try:
             ray.cancel(ref)
-            while self._end is None:
-                try:
-                    async with asyncio.timeout(CONFIRM):
-                        if await self._call("drop", attempt):
-                            return
-                except (TimeoutError, RayError, CodedError) as exc:
-                    if classify(exc).code == "ACTOR.DIED":
-                        return
+            while True:
+                if self._end is None:
+                    with contextlib.suppress(TimeoutError, ray.exceptions.RayError, CodedError):
+                        async with asyncio.timeout(CONFIRM):
+                            if await self._call("drop", attempt):
+                                return
                 self._suspect.set()
                 await asyncio.sleep(self._health.interval)
         finally:

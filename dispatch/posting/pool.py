@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -199,6 +199,8 @@ class PosterPool:
         except BaseException as exc:
             ledger.failed += 1
             ledger.failed_by_code["INTERNAL.BUG"] += 1
+            if not isinstance(exc, Exception):
+                raise  # KeyboardInterrupt and the like are not ours to rename
             raise CodedError.from_exception(exc, "INTERNAL.BUG") from exc
         else:
             ledger.succeeded += 1
@@ -214,28 +216,47 @@ class PosterPool:
         self._usable()
         source = _aiter(requests)
         running: set[asyncio.Task[Done]] = set()
-        ready: deque[Done] = deque()
+        ready: deque[asyncio.Task[Done]] = deque()
+        drawing: asyncio.Task[Request | None] | None = None
         exhausted = False
+        news = asyncio.Event()
+
+        def finished(task: asyncio.Task[Done]) -> None:
+            ready.append(task)
+            news.set()
+
         try:
             while True:
+                # The source is drawn beside the results: it may itself be waiting for one of them.
                 while not exhausted and len(running) < AHEAD * self._concurrency:
-                    try:
-                        request = await anext(source)
-                    except StopAsyncIteration:
+                    if drawing is None:
+                        drawing = asyncio.create_task(_draw(source))
+                        drawing.add_done_callback(lambda _: news.set())
+                    if not drawing.done():
+                        break
+                    request, drawing = drawing.result(), None
+                    if request is None:
                         exhausted = True
                         break
-                    running.add(asyncio.create_task(self._one(request)))
-                if not running:
+                    task = asyncio.create_task(self._one(request))
+                    task.add_done_callback(finished)
+                    running.add(task)
+                if ready:
+                    task = ready.popleft()
+                    running.discard(task)
+                    yield task.result()
+                elif exhausted and not running:
                     return
-                finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                ready.extend(task.result() for task in finished)
-                while ready:
-                    yield ready.popleft()
+                else:
+                    news.clear()
+                    await news.wait()
         finally:
-            for task in running:
-                task.cancel()
-            if running:
-                await asyncio.wait(running)
+            left: set[asyncio.Task[Any]] = running | ({drawing} if drawing is not None else set())
+            for one in left:
+                one.cancel()
+            if left:
+                await asyncio.wait(left)
+            await source.aclose()
 
     def stats(self) -> PoolStats:
         """The accounting, now."""
@@ -452,10 +473,18 @@ class _Post:
         )
 
 
-async def _aiter(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncIterator[Request]:
+async def _aiter(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncGenerator[Request, None]:
     if isinstance(requests, AsyncIterable):
-        async for request in requests:
-            yield request
+        try:
+            async for request in requests:
+                yield request
+        finally:
+            if isinstance(requests, AsyncGenerator):
+                await requests.aclose()
     else:
         for request in requests:
             yield request
+
+
+async def _draw(source: AsyncGenerator[Request, None]) -> Request | None:
+    return await anext(source, None)

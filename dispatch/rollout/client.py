@@ -301,6 +301,9 @@ class _Asking:
             if fault.blame is Blame.UPSTREAM:
                 self._avoid = {target.url}
             raise
+        except asyncio.CancelledError as gone:
+            fault = classify(gone)  # no verdict on the engine, so not a success either
+            raise
         finally:
             client._router.done(target, fault)
         return self._sample(made, target.url, version, reply.via, number)

@@ -7,7 +7,7 @@ and an engine of the other dialect all answer something.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,7 +18,8 @@ from dispatch.posting.request import Item, check_headers, check_url, encode
 from dispatch.posting.transport import exchange, make_client
 from protocol import CodedError
 
-ONE_TOKEN = Sampling(max_new_tokens=1, temperature=0.0)
+_NAMES: Final[dict[Api, str]] = {"sglang": "an SGLang server", "openai": "an OpenAI-compatible one"}
+ONE_TOKEN: Final = Sampling(max_new_tokens=1, temperature=0.0)
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -43,10 +44,12 @@ async def reach(
     CONFIG.INVALID: one line that names the URL, what was found there, and the remedy."""
     base = _base(url)
     sent = check_headers(headers)
+    dialects: tuple[Api, ...] = ("sglang", "openai") if api == "auto" else (api,)
     tried: list[CodedError] = []
+    name = ""
     client = make_client(1)
     try:
-        for dialect in ("sglang", "openai") if api == "auto" else (api,):
+        for dialect in dialects:
             try:
                 name = model or await _model(client, base, sent, timeout) if dialect == "openai" else ""
                 body = request(dialect, "1 + 1 =", ONE_TOKEN, model=name, request_id="reach", stream=False)
@@ -61,7 +64,7 @@ async def reach(
     finally:
         await client.aclose()
     raise CodedError(
-        "CONFIG.INVALID", _line(base, tried), {"url": base, "codes": [str(e.code) for e in tried]}
+        "CONFIG.INVALID", _line(base, dialects, name, tried), {"url": base, "codes": [str(e.code) for e in tried]}
     )
 
 
@@ -75,6 +78,8 @@ def _base(url: str) -> str:
     if parts.query or parts.fragment:
         raise CodedError("CONFIG.INVALID", f"engine URL {url!r}: give the base URL, without ? and #")
     base = url.strip().rstrip("/")
+    if not base.isprintable() or " " in base:
+        raise CodedError("CONFIG.INVALID", f"engine URL {url!r}: no spaces or line breaks, please")
     for path in (*PATHS.values(), "/v1"):
         base = base.removesuffix(path)
     return base
@@ -89,7 +94,7 @@ async def _model(client: httpx.AsyncClient, base: str, headers: dict[str, str], 
         return ""  # the generation that follows says what is wrong, and says it better
 
 
-def _line(base: str, tried: list[CodedError]) -> str:
+def _line(base: str, dialects: tuple[Api, ...], model: str, tried: list[CodedError]) -> str:
     first, last = tried[0], tried[-1]
     codes = {str(error.code) for error in tried}
     if last.code == "TRANSPORT.CONNECT":
@@ -97,8 +102,11 @@ def _line(base: str, tried: list[CodedError]) -> str:
     if last.code.family in ("TIMEOUT", "TRANSPORT"):
         return f"engine {base}: no whole answer ({last.code}: {_short(last)}); is it healthy, and an engine?"
     if codes <= {"REQUEST.NOT_FOUND"}:
-        paths = " and ".join(PATHS.values())
-        return f"engine {base}: 404 for {paths}: not an SGLang or OpenAI-compatible server"
+        paths = " and ".join(PATHS[dialect] for dialect in dialects)
+        what = " or ".join(_NAMES[dialect] for dialect in dialects)
+        if model:  # vLLM answers 404 for a model that it does not serve
+            what += f", or without the model {model!r} (--model): {_short(last)}"
+        return f"engine {base}: 404 for {paths}: not {what}"
     if last.code == "REQUEST.UNAUTHORIZED":
         return (
             f"engine {base}: {last.data.get('status')} unauthorized; pass --header 'Authorization: Bearer …'"

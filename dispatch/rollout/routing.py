@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final, Protocol
 
 from dispatch.engines.spec import EngineStatus
-from faults import Backoff, Fault, Kind
+from faults import Backoff, Blame, Fault, Kind
 from protocol import Code, CodedError, Events
 
 BROKEN: Final = frozenset({Kind.TRANSPORT, Kind.DIED, Kind.SERVER_ERROR, Kind.TIMEOUT})
@@ -114,7 +114,9 @@ class Router:
         if fault is None:
             target.failures = 0
             return
-        if fault.kind not in BROKEN or (fault.kind is Kind.TIMEOUT and fault.code not in AT_FAULT):
+        if fault.blame is not Blame.UPSTREAM or fault.kind not in BROKEN:
+            return  # a poster or a node that died says nothing about the engine either
+        if fault.kind is Kind.TIMEOUT and fault.code not in AT_FAULT:
             return
         now = asyncio.get_running_loop().time()
         if target.aside_until > now:

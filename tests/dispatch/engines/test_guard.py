@@ -1,0 +1,157 @@
+"""Whoever dies, and however: nothing of the engine is left (P1, P2)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from dispatch.engines import guard
+from dispatch.engines.leftovers import sweep
+from dispatch.engines.process import EngineProcess
+from tests.dispatch.engines.processes import SLEEP, TREE, Tag
+from tests.support.wait import until, until_sync
+
+OWNER = """
+import asyncio, sys
+from dispatch.engines.process import EngineProcess
+async def main():
+    engine = await EngineProcess.spawn(sys.argv[2:], env={"TEST_TAG": sys.argv[1]})
+    print(engine.pid, engine.guard_pid, flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def owner(tag: Tag, *argv: str) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+    """Another process that owns an engine; it, the engine's pid, the guard's pid."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, tag.text, *argv], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        engine, guarded_by = process.stdout.readline().split()
+        yield process, int(engine), int(guarded_by)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def test_owner_killed(tag: Tag) -> None:
+    with owner(tag, *TREE) as (process, _, guard_pid):
+        until_sync(lambda: len(tag.alive()) == 3, what="engine, child, grandchild")
+        began = time.monotonic()
+        process.kill()
+        process.wait()
+        until_sync(lambda: not tag.alive(), 5)
+        assert time.monotonic() - began < 2
+        until_sync(lambda: not psutil.pid_exists(guard_pid) or is_zombie(guard_pid), 5, "the guard ends too")
+
+
+def test_owner_and_guard_killed(tag: Tag) -> None:
+    with owner(tag, *SLEEP) as (process, _, guard_pid):
+        os.kill(guard_pid, signal.SIGSTOP)  # so that it cannot act on the owner's death
+        process.kill()
+        process.wait()
+        os.kill(guard_pid, signal.SIGKILL)
+        until_sync(lambda: not tag.alive(), 5, "the parent-death signal ends the engine")
+
+
+async def test_engine_killed(tag: Tag) -> None:
+    engine = await EngineProcess.spawn(TREE, env=tag.env)
+    await until(lambda: len(tag.alive()) == 3)
+    os.kill(engine.pid, signal.SIGKILL)
+    report = await engine.wait(5)
+    assert (report.signal, report.status, report.planned) == (9, None, False)
+    assert tag.alive() == [], "grandchildren in their own session included"
+
+
+async def test_guard_killed(tag: Tag) -> None:
+    engine = await EngineProcess.spawn(TREE, env=tag.env)
+    await until(lambda: len(tag.alive()) == 3)
+    os.kill(engine.guard_pid, signal.SIGKILL)
+    report = await engine.wait(5)
+    assert report.guard_lost
+    assert report.status is None
+    assert report.signal is None
+    assert not engine.alive
+    assert tag.alive() == [], "swept by the marker"
+    await engine.stop()
+
+
+async def test_guard_told_to_end(tag: Tag) -> None:
+    engine = await EngineProcess.spawn(TREE, env=tag.env)
+    await until(lambda: len(tag.alive()) == 3)
+    os.kill(engine.guard_pid, signal.SIGTERM)
+    assert (await engine.wait(5)).signal == 9
+    assert tag.alive() == []
+
+
+async def test_guard_frozen(tag: Tag) -> None:
+    engine = await EngineProcess.spawn(TREE, env=tag.env)
+    await until(lambda: len(tag.alive()) == 3)
+    os.kill(engine.guard_pid, signal.SIGSTOP)
+    report = await engine.stop(0.1, 0.5)
+    assert list(report.stages) == ["term", "kill", "confirm"]
+    assert tag.alive() == []
+    assert is_zombie(engine.guard_pid) or not psutil.pid_exists(engine.guard_pid)
+
+
+async def test_sweep_leaves_other_engines_alone(tag: Tag) -> None:
+    one = await EngineProcess.spawn(SLEEP, env=tag.env)
+    other = await EngineProcess.spawn(SLEEP, env=tag.env)
+    assert await sweep(one.marker, 5) == []
+    assert (await one.wait(5)).signal == 9
+    assert other.alive
+    assert tag.alive() == [other.pid]
+    await asyncio.gather(one.stop(), other.stop())
+
+
+async def test_what_the_engine_inherits(tag: Tag) -> None:
+    script = (
+        "ls /proc/self/fd | tr '\\n' ' '; echo; "
+        "grep -E 'SigBlk|SigIgn' /proc/self/status; ps -o pid=,pgid=,sid= $$"
+    )
+    engine = await EngineProcess.spawn(("sh", "-c", script), env=tag.env)
+    report = await engine.wait(5)
+    descriptors, blocked, ignored, ids = report.last_lines
+    assert descriptors.split() == ["0", "1", "2", "3"], "3 is ls's own; no pipe of the guard's"
+    assert int(blocked.split()[1], 16) == 0
+    assert int(ignored.split()[1], 16) == 0, "Python ignores SIGPIPE; its child must not"
+    assert set(ids.split()) == {str(engine.pid)}, "a process group and a session of its own"
+    await engine.stop()
+
+
+async def test_signals_blocked_by_the_owner_are_not_blocked_in_the_engine(tag: Tag) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        engine = await EngineProcess.spawn(SLEEP, env=tag.env)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    report = await engine.stop(5, 5)
+    assert report.exit is not None
+    assert report.exit.signal == 15
+
+
+def test_linux_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert guard.main(["0", "0", "0"]) == 78
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,215 @@
+"""One engine process: started, drained, waited for, stopped for certain (P3, P6)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dispatch.engines.leftovers import is_alive, unix_time
+from dispatch.engines.output import MAX_LINES
+from dispatch.engines.process import EngineProcess
+from protocol import CodedError
+from tests.dispatch.engines.processes import SLEEP, STUBBORN, TREE, Tag
+from tests.support.wait import until
+
+HUNDRED_MB = "import sys\nfor n in range(1_000_000): sys.stdout.write('x' * 93 + f'{n:6}\\n')\nsys.exit(3)"
+
+
+async def test_spawn_names_the_very_process(tag: Tag) -> None:
+    engine = await EngineProcess.spawn(SLEEP, env=tag.env)
+    assert tag.alive() == [engine.pid]
+    assert is_alive(engine.pid, engine.create_time)
+    assert not is_alive(engine.pid, engine.create_time - 100), "the pid alone does not name it"
+    assert engine.alive
+    await engine.stop()
+    assert not is_alive(engine.pid, engine.create_time)
+
+
+def test_unix_time_is_psutils() -> None:
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    assert is_alive(os.getpid(), unix_time(ticks))
+
+
+async def test_term_is_enough_for_a_polite_one(tag: Tag) -> None:
+    engine = await EngineProcess.spawn(TREE, env=tag.env)
+    report = await engine.stop(5, 5)
+    assert list(report.stages) == ["term", "confirm"]
+    assert report.stages["term"] < 2
+    assert report.exit is not None
+    assert (report.exit.signal, report.exit.planned) == (15, True)
+    assert tag.alive() == []
+
+
+async def test_term_is_ignored(tag: Tag) -> None:
+    engine = await EngineProcess.spawn(STUBBORN, env=tag.env)
+    await until(lambda: len(tag.alive()) == 3)
+    report = await engine.stop(0.3, 5)
+    assert list(report.stages) == ["term", "kill", "confirm"]
+    assert 0.25 < report.stages["term"] < 2
+    assert report.stages["kill"] < 2
+    assert report.exit is not None
+    assert report.exit.signal == 9
+    assert tag.alive() == []
+
+
+async def test_stop_twice_at_once_and_after_death(tag: Tag) -> None:
+    engine = await EngineProcess.spawn(SLEEP, env=tag.env)
+    first, second = await asyncio.gather(engine.stop(), engine.stop())
+    assert first is second
+    assert await engine.stop() is first
+    dead = await EngineProcess.spawn(("false",), env=tag.env)
+    report = await dead.wait(5)
+    assert (report.status, report.planned) == (1, False)
+    assert list((await dead.stop()).stages) == ["confirm"]
+
+
+async def test_stopped_by_a_signal(tag: Tag) -> None:
+    """CONT follows TERM, so a frozen engine needs no KILL."""
+    engine = await EngineProcess.spawn(TREE, env=tag.env)
+    os.kill(engine.pid, signal.SIGSTOP)
+    assert (await engine.stop(5, 5)).stages["term"] < 2
+    assert tag.alive() == []
+
+
+async def test_cancelled_stop_leaves_nothing(tag: Tag) -> None:
+    engine = await EngineProcess.spawn(STUBBORN, env=tag.env)
+    await until(lambda: len(tag.alive()) == 3)
+    stopping = asyncio.create_task(engine.stop(60, 5))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await until(lambda: tag.alive() == [], 5)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.002, 0.01, 0.02, 0.03])
+async def test_cancelled_spawn_leaves_nothing(tag: Tag, after: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(after):
+            engine = await EngineProcess.spawn(TREE, env=tag.env)
+            await engine.stop()
+    await until(lambda: tag.alive() == [], 5)
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (("/no/such/engine",), "/no/such/engine: No such file or directory"),
+        (("no-such-engine",), "no-such-engine: No such file or directory"),
+        (("/etc/passwd",), "/etc/passwd: Permission denied"),
+        (("/",), "/: Permission denied"),
+    ],
+)
+async def test_a_command_that_cannot_be_run(argv: tuple[str, ...], why: str) -> None:
+    with pytest.raises(CodedError) as caught:
+        await EngineProcess.spawn(argv)
+    assert caught.value.code == "ENGINE.SPAWN_FAILED"
+    assert why in caught.value.detail
+    assert caught.value.data["errno"] > 0
+
+
+async def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(CodedError, match="/no/such/folder") as caught:
+        await EngineProcess.spawn(SLEEP, cwd="/no/such/folder")
+    assert caught.value.code == "ENGINE.SPAWN_FAILED"
+
+
+async def test_a_log_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CodedError, match="File exists") as caught:
+        await EngineProcess.spawn(SLEEP, log_path=tmp_path / "file" / "log")
+    assert caught.value.code == "ENGINE.SPAWN_FAILED"
+
+
+async def test_a_guard_that_does_not_start_in_time(monkeypatch: pytest.MonkeyPatch, tag: Tag) -> None:
+    monkeypatch.setattr(
+        sys, "executable", "/bin/cat"
+    )  # reads /dev/null and the arguments: ends, says nothing
+    with pytest.raises(CodedError, match="guard ended before") as caught:
+        await EngineProcess.spawn(SLEEP, env=tag.env)
+    assert caught.value.code == "ENGINE.SPAWN_FAILED"
+    monkeypatch.undo()
+    with pytest.raises(CodedError, match="did not start it within"):
+        await EngineProcess.spawn(SLEEP, env=tag.env, timeout=0.001)
+    await until(lambda: tag.alive() == [], 5)
+
+
+async def test_hundred_megabytes_nobody_asked_for(tag: Tag, tmp_path: Path) -> None:
+    engine = await EngineProcess.spawn(
+        (sys.executable, "-c", HUNDRED_MB), env=tag.env, log_path=tmp_path / "log"
+    )
+    longest, last = 0.0, time.monotonic()
+
+    async def heartbeat() -> None:
+        nonlocal longest, last
+        while True:
+            await asyncio.sleep(0.005)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+    beat = asyncio.create_task(heartbeat())
+    report = await engine.wait(40)
+    beat.cancel()
+    assert report.status == 3
+    assert len(report.last_lines) == MAX_LINES
+    assert report.last_lines[-1] == "x" * 93 + "999999"
+    assert (tmp_path / "log").stat().st_size == 100_000_000
+    assert longest < 1, "the loop goes on meanwhile"
+    await engine.stop()
+
+
+async def test_last_lines(tag: Tag) -> None:
+    script = (
+        "import sys; print('FS1.ENGINE.EXITED.AAAAAAAA.BBBBBBBB'); "
+        "print('y' * 5000); sys.stderr.write('no end')"
+    )
+    engine = await EngineProcess.spawn((sys.executable, "-c", script), env=tag.env)
+    token, long, end = (await engine.wait(10)).last_lines
+    assert token.startswith("FS1:"), "what an engine prints is no failure of ours"
+    assert "4000 characters cut" in long
+    assert end == "no end"
+    await engine.stop()
+
+
+async def test_no_key_of_ours_goes_along(tag: Tag, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAILSOFT_KEY", "secret")
+    monkeypatch.setenv("FAILSOFT_RUN", "run")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    engine = await EngineProcess.spawn(("env",), env=tag.env)
+    lines = (await engine.wait(5)).last_lines
+    assert [line for line in lines if "FAILSOFT" in line] == [f"FAILSOFT_ENGINE={engine.marker}"]
+    assert "CUDA_VISIBLE_DEVICES=3" in lines
+    await engine.stop()
+
+
+async def test_odd_arguments_arrive_unchanged(tag: Tag) -> None:
+    odd = ("a b", "{x}", '"', "ü", "\udcff", "")
+    script = "import sys; print([a.encode('utf-8', 'surrogateescape') for a in sys.argv[1:]])"
+    engine = await EngineProcess.spawn((sys.executable, "-c", script, *odd), env=tag.env)
+    report = await engine.wait(10)
+    assert report.last_lines == (str([text.encode("utf-8", "surrogateescape") for text in odd]),)
+    await engine.stop()
+
+
+async def test_nothing_is_left_open(tag: Tag) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def once() -> None:
+        engine = await EngineProcess.spawn(("true",), env=tag.env)
+        await engine.wait(5)
+        await engine.stop()
+        with pytest.raises(CodedError):
+            await EngineProcess.spawn(("/no/such/engine",), env=tag.env)
+
+    await once()
+    before = descriptors()
+    for _ in range(3):
+        await once()
+    assert descriptors() == before

@@ -1,0 +1,162 @@
+"""Events: one JSON object a line, always with the same keys, whatever goes in and whoever writes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol import CodedError, Events, mint, read
+from protocol.events import KEYS
+from protocol.safe import MAX_DETAIL
+from tests.protocol.badly_written import HOSTILE
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text("utf-8")
+    assert not text or text.endswith("\n")
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+def test_the_keys_are_always_all_there_in_order(path: Path) -> None:
+    with Events.to_file(path, run="r1", role="driver") as events:
+        events.emit("a.b")
+        events.emit("c.d", level="error", error=CodedError("TASK.FAILED", "d"), key="k", n=1)
+    bare, full = lines(path)
+    assert tuple(bare) == tuple(full) == KEYS
+    assert (bare["level"], bare["event"], bare["code"], bare["id"]) == ("info", "a.b", None, None)
+    assert (bare["key"], bare["detail"], bare["data"]) == ("", "", {})
+    assert (bare["run"], bare["role"], bare["pid"]) == ("r1", "driver", os.getpid())
+    assert abs(bare["ts"] - time.time()) < 60
+    assert full["data"] == {"n": 1}
+
+
+def test_an_error_fills_in_code_id_and_detail(path: Path) -> None:
+    error = CodedError("ENGINE.EXITED", "signal 9")
+    raw = mint("NODE.IO", "ABCDEFGH")
+    with Events.to_file(path, run="r", role="x") as events:
+        events.emit("a", error=error)
+        events.emit("b", error=error, code="TASK.FAILED", detail="said so")
+        events.emit("c", error=ValueError("plain"))
+        events.emit("d", error=ValueError(f"text {raw}"))
+    a, b, c, d = lines(path)
+    assert (a["code"], a["id"], a["detail"]) == ("ENGINE.EXITED", error.id, "signal 9")
+    assert (b["code"], b["id"], b["detail"]) == ("TASK.FAILED", error.id, "said so")
+    assert (c["code"], c["id"], c["detail"]) == (None, None, "plain")
+    assert (d["code"], d["id"]) == ("NODE.IO", "ABCDEFGH")
+    assert read(a).code == "ENGINE.EXITED"
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_levels(path: Path, level: Any) -> None:
+    with Events.to_file(path, run="r", role="x") as events:
+        events.emit("a", level=level)
+    assert lines(path)[0]["level"] == level
+
+
+NASTY = ["a\nb", "\r\n", "\u2028 \x85 \x0b", "\0", "\ud800", '{"a": 1}', "\x1b[31m", "x" * 100_000, "ünï"]
+
+
+@pytest.mark.parametrize("text", NASTY, ids=lambda t: ascii(t[:10]))
+def test_one_event_is_one_line(path: Path, text: str) -> None:
+    with Events.to_file(path, run="r", role="x") as events:
+        events.emit("a", key=text, detail=text, thing=text, nested={text: [text]})
+        events.emit("b", error=ValueError(text))
+    assert path.read_bytes().count(b"\n") == 2
+    a, b = lines(path)
+    assert tuple(a) == tuple(b) == KEYS
+    assert len(b["detail"]) <= MAX_DETAIL
+
+
+def test_secrets_are_redacted_by_key_and_in_text(path: Path) -> None:
+    with Events.to_file(path, run="r", role="x") as events:
+        events.emit(
+            "a",
+            key="http://user:s3cr3t@host",
+            detail="Authorization: Bearer s3cr3ts3cr3t",
+            headers={"Authorization": "s3cr3t", "X-Api-Key": "s3cr3t"},
+            password="s3cr3t",
+            url="http://h/?token=s3cr3t",
+        )
+        events.emit("b", error=ValueError("http://user:s3cr3t@host"))
+    assert "s3cr3t" not in path.read_text()
+    assert lines(path)[0]["data"]["password"] == "[redacted]"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_errors_and_values_are_written(path: Path, name: str) -> None:
+    with Events.to_file(path, run="r", role="x") as events:
+        events.emit("a", error=HOSTILE[name], thing=HOSTILE[name])
+    assert tuple(lines(path)[0]) == KEYS
+
+
+def test_four_processes_and_threads_do_not_interleave(path: Path) -> None:
+    count = 400
+    command = [sys.executable, "-m", "tests.protocol.writer", str(path)]
+    root = Path(__file__).parents[2]
+    processes = [subprocess.Popen([*command, f"w{n}", str(count)], cwd=root) for n in range(4)]
+    with Events.to_file(path, run="r1", role="threads") as events:
+
+        def write(name: str) -> None:
+            for n in range(count):
+                events.emit("writer.wrote", key=f"{name}/{n}", detail="y" * (n % 4000), n=n)
+
+        threads = [threading.Thread(target=write, args=(f"t{n}",)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [process.wait(timeout=50) for process in processes] == [0] * 4
+    written = lines(path)
+    assert all(tuple(event) == KEYS for event in written)
+    counts = Counter(event["key"].partition("/")[0] for event in written if event["event"] == "writer.wrote")
+    assert counts == {f"{kind}{n}": count for kind in "tw" for n in range(4)}
+    for name in counts:
+        numbers = [e["data"]["n"] for e in written if e["key"].startswith(f"{name}/")]
+        assert numbers == sorted(numbers), "each writer's events stay in its order"
+    assert len({event["pid"] for event in written}) == 5
+    assert sum(event["event"] == "writer.done" for event in written) == 4
+
+
+def test_the_pid_is_that_of_the_process_that_writes(path: Path) -> None:
+    with Events.to_file(path, run="r", role="x") as events:
+        child = os.fork()
+        if child == 0:
+            events.emit("child")
+            os._exit(0)
+        os.waitpid(child, 0)
+        events.emit("parent")
+    assert {e["event"]: e["pid"] for e in lines(path)} == {"child": child, "parent": os.getpid()}
+
+
+def test_a_file_is_appended_to_and_closed_once(path: Path) -> None:
+    for _ in range(2):
+        events = Events.to_file(path, run="r", role="x")
+        events.emit("a")
+        events.close()
+        events.close()
+        events.emit("after the end")
+    assert [event["event"] for event in lines(path)] == ["a", "a"]
+
+
+def test_without_a_file_events_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="failsoft"), Events(run="r", role="x") as events:
+        events.emit("a.b", level="warning", n=1)
+        events.emit("c.d", detail="50 % of {it}")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    for record in caplog.records:
+        assert tuple(json.loads(record.getMessage())) == KEYS
