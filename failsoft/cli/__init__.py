@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from failsoft.cli import alerts, rollout
+from failsoft.cli import alerts, codes, explain, rollout
 
 app = typer.Typer(
     name="failsoft",
@@ -15,6 +15,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(rollout.rollout)
+app.command()(explain.explain)
+app.command()(codes.codes)
 app.add_typer(alerts.app, name="alerts")
 
 

@@ -73,8 +73,8 @@ def rollout(
     With --engine it works against a running fleet of SGLang or OpenAI-compatible engines; without, it
     starts small embedded engines of its own, and shows what happens when things die.
     """
-    console = Console(highlight=False)
-    errors = Console(stderr=True, highlight=False)
+    console = Console(highlight=False, emoji=False)
+    errors = Console(stderr=True, highlight=False, emoji=False)
     try:
         if resume and overwrite:
             raise CodedError("CONFIG.INVALID", "--resume and --overwrite exclude each other")
