@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import psutil
+from dispatch.processes import is_alive
 
 
 class Victim(Protocol):
@@ -46,15 +46,8 @@ def strike(victims: Sequence[Victim], how: signal.Signals, *, key: str | None = 
     for victim in victims:
         if victim.state != state or key not in (None, victim.key):
             continue
-        if not _alive(victim):
+        if not is_alive(victim.pid, victim.create_time):
             continue
         os.kill(victim.pid, how)
         return Injury(how.name, victim.key, victim.pid, time.time())
     raise LookupError(f"no {key or 'victim'} in state {state!r} to send {how.name} to")
-
-
-def _alive(victim: Victim) -> bool:
-    try:
-        return abs(psutil.Process(victim.pid).create_time() - victim.create_time) < 0.05
-    except psutil.NoSuchProcess:
-        return False

@@ -96,6 +96,11 @@ class EngineFleet:
         return [status for status in self.engines() if status.state == "ready"]
 
     @property
+    def given_up(self) -> tuple[CodedError, ...]:
+        """Why each engine that is not restarted any more was given up."""
+        return tuple(keeper.given_up for keeper in self._keepers if keeper.given_up is not None)
+
+    @property
     def restarts(self) -> int:
         """Restarts begun so far, all engines together."""
         return sum(keeper.status.restarts for keeper in self._keepers)
@@ -125,7 +130,7 @@ class EngineFleet:
         try:
             async with asyncio.timeout(timeout):
                 while len(self.routable()) < wanted:
-                    lost = [keeper.given_up for keeper in self._keepers if keeper.given_up is not None]
+                    lost = self.given_up
                     if self._closing is not None or not self._tasks:
                         raise CodedError("POOL.CLOSED", "the fleet is not running: use `async with`")
                     if len(self._keepers) - len(lost) < wanted:

@@ -20,9 +20,9 @@ from ray.exceptions import ActorUnavailableError, RayError
 
 from dispatch.engines.calls import call, named
 from dispatch.engines.checks import until_unhealthy
-from dispatch.engines.leftovers import is_alive
 from dispatch.engines.spec import EngineSpec, EngineStatus, ExitReport, State
 from dispatch.engines.supervisor import CONTROL, as_actor
+from dispatch.processes import is_alive
 from protocol import CodedError, Events, catalogue
 from protocol.errors import here
 

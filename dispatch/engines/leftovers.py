@@ -23,16 +23,6 @@ def unix_time(ticks: int) -> float:
     return float(psutil.boot_time() + ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def is_alive(pid: int, create_time: float) -> bool:
-    """Whether that very process still runs; zombies do not. ``create_time`` is unix seconds, as
-    psutil has it; a second of difference is allowed, for the clock that it rests on is adjusted."""
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - create_time) < 1 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def find(marker: str) -> list[psutil.Process]:
     """The processes that have ``marker`` in the environment they were started with (proc(5)
     environ). One that was started with an emptied environment is not found."""

@@ -8,15 +8,17 @@ seconds, and each failure is a CodedError with an ENGINE code and what was seen,
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import Any
 
 import httpx
 
+from dispatch.engines import dialect
 from dispatch.engines.spec import EngineSpec
 from protocol import Code, CodedError, defuse
 
 _PROMPT = "One, two, three,"
-_TOKENS = 4
+_GREEDY = dialect.Sampling(max_new_tokens=4, temperature=0.0)
 
 
 def new_client() -> httpx.AsyncClient:
@@ -53,21 +55,25 @@ async def canary(client: httpx.AsyncClient, spec: EngineSpec, url: str, timeout:
     A 200 is not enough: the text has to be there, and the end must not be an abort.
 
     Raises CodedError ENGINE.CANARY_FAILED."""
-    if spec.api == "sglang":
-        path, body = "/generate", _sglang_request()
-    else:
-        path, body = "/v1/completions", _openai_request(spec.model)
+    body = dialect.request(
+        spec.api,
+        _PROMPT,
+        _GREEDY,
+        model=spec.model,
+        request_id=f"canary-{secrets.token_hex(4)}",
+        stream=False,
+    )
+    path = dialect.PATHS[spec.api]
     reply = await _ask(client, "POST", url + path, timeout, "ENGINE.CANARY_FAILED", body)
     try:
-        data = reply.json()
-        text, finish, tokens = _sglang_sample(data) if spec.api == "sglang" else _openai_sample(data)
-    except (ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise _failed("ENGINE.CANARY_FAILED", f"{path} answered 200 without a sample", reply) from exc
-    if finish not in ("stop", "length"):
-        raise _failed("ENGINE.CANARY_FAILED", f"{path} ended with finish_reason {finish!r}", reply)
-    if not text and tokens < 1:
+        made = dialect.read(spec.api, reply.json(), path)
+    except ValueError as exc:
+        raise _failed("ENGINE.CANARY_FAILED", f"{path} answered 200, but not with JSON", reply) from exc
+    except CodedError as exc:
+        raise _failed("ENGINE.CANARY_FAILED", exc.detail, reply) from exc
+    if not made.text and made.completion_tokens < 1:
         raise _failed("ENGINE.CANARY_FAILED", f"{path} answered 200 with an empty sample", reply)
-    return text
+    return made.text
 
 
 async def weight_version(client: httpx.AsyncClient, spec: EngineSpec, url: str, timeout: float) -> str | None:
@@ -109,24 +115,3 @@ async def _ask(
 def _failed(code: str, text: str, reply: httpx.Response) -> CodedError:
     body = defuse(reply.text[:500])  # the engine's words, never a failure of ours
     return CodedError(Code(code), text, {"url": str(reply.url), "status": reply.status_code, "body": body})
-
-
-def _sglang_request() -> dict[str, Any]:
-    return {"text": _PROMPT, "sampling_params": {"max_new_tokens": _TOKENS, "temperature": 0.0}}
-
-
-def _sglang_sample(data: Any) -> tuple[str, str, int]:
-    finish = data["meta_info"]["finish_reason"]
-    tokens = int(data["meta_info"].get("completion_tokens") or 0)
-    return data["text"] + "", finish["type"] if isinstance(finish, dict) else str(finish), tokens
-
-
-def _openai_request(model: str) -> dict[str, Any]:
-    request = {"prompt": _PROMPT, "max_tokens": _TOKENS, "temperature": 0.0}
-    return {"model": model, **request} if model else request
-
-
-def _openai_sample(data: Any) -> tuple[str, str, int]:
-    choice = data["choices"][0]
-    tokens = int((data.get("usage") or {}).get("completion_tokens") or 0)
-    return choice["text"] + "", str(choice["finish_reason"]), tokens

@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from dispatch.engines.leftovers import MARKER, is_alive, sweep, unix_time
+from dispatch.engines.leftovers import MARKER, sweep, unix_time
 from dispatch.engines.output import Output
 from dispatch.engines.spec import ExitReport, StopReport
+from dispatch.processes import is_alive
 from protocol import CodedError
 
 SPAWN_TIMEOUT: Final = 10.0

@@ -22,6 +22,7 @@ from ray.exceptions import RayError
 from dispatch.posting.poster import PosterInfo, Pulse, poster_class
 from dispatch.posting.request import Answer, Item
 from dispatch.posting.transport import exchange, make_client
+from dispatch.processes import is_alive, same_process
 from faults import classify
 from protocol import CodedError
 
@@ -281,7 +282,7 @@ class PosterLane:
             ray.cancel(ref)
             while True:
                 if self._end is None:
-                    with contextlib.suppress(TimeoutError, ray.exceptions.RayError, CodedError):
+                    with contextlib.suppress(TimeoutError, RayError, CodedError):
                         async with asyncio.timeout(CONFIRM):
                             if await self._call("drop", attempt):
                                 return
@@ -294,13 +295,13 @@ class PosterLane:
         info = self.info
         if info is not None and info.node == ray.get_runtime_context().get_node_id():
             # ray.kill asks the worker to exit; a stopped or wedged one cannot, and SIGKILL can.
-            if await until(lambda: same_process(info.pid, info.create_time) is None, POLITE):
+            if await until(lambda: not is_alive(info.pid, info.create_time), POLITE):
                 return True
             process = same_process(info.pid, info.create_time)
             if process is not None:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            return await until(lambda: same_process(info.pid, info.create_time) is None, CONFIRM)
+            return await until(lambda: not is_alive(info.pid, info.create_time), CONFIRM)
         # On another node the raylet kills it, and the call that never returns fails when it is gone.
         hold = self._hold
         return hold is not None and await until(hold.done, CONFIRM)
@@ -345,16 +346,6 @@ class LocalLane:
 
 
 Lane = PosterLane | LocalLane
-
-
-def same_process(pid: int, create_time: float) -> psutil.Process | None:
-    """The process, if that very one is still there and not a zombie; a pid alone may be another's."""
-    try:
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - create_time) < 0.05 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return None
-    return process if same else None
 
 
 def _without_ray(error: CodedError) -> CodedError:

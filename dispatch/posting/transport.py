@@ -55,41 +55,59 @@ async def exchange(client: httpx.AsyncClient, item: Item, budget: float) -> Answ
 
     Raises CodedError: TIMEOUT.*, TRANSPORT.*, UPSTREAM.*, REQUEST.* or BACKPRESSURE.*; its data
     holds url, status and retry_after where they are known."""
-    began = time.monotonic()
     facts: dict[str, Any] = {"url": item.url, "request_id": item.id}
+    # httpcore's clean-up does not survive a second cancellation: the connection would stay open, unseen.
+    # So the HTTP work is a task of its own, which is cancelled once, whatever cancels its owner.
+    work = asyncio.create_task(_exchange(client, item, budget, facts))
+    try:
+        await asyncio.wait({work}, timeout=budget)
+    finally:
+        await _end(work)
+    if work.cancelled():
+        raise CodedError("TIMEOUT.DEADLINE", f"no whole reply from {item.url} within {budget:.3g} s", facts)
+    return work.result()
+
+
+async def _end(work: asyncio.Task[Any]) -> None:
+    """Cancel ``work`` once, where it runs, and wait until it has ended, even if cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    if not work.done():
+        work.cancel()
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        raise cancelled
+    if not work.cancelled():
+        work.exception()  # looked at, even where a cancelled owner never asks for the result
+
+
+async def _exchange(client: httpx.AsyncClient, item: Item, budget: float, facts: dict[str, Any]) -> Answer:
+    began = time.monotonic()
     status = 0
     try:
-        async with asyncio.timeout(budget):
-            async with client.stream(
-                "POST",
-                item.url,
-                content=item.body,
-                headers={"content-type": "application/json", **item.headers, "x-request-id": item.id},
-                timeout=httpx.Timeout(budget, connect=min(budget, CONNECT_TIMEOUT)),
-            ) as response:
-                status = response.status_code
-                headers = {k: v for k in KEPT_HEADERS if (v := response.headers.get(k)) is not None}
-                if not 200 <= status < 300:
-                    raise _refused(response, headers, await _start_of(response), facts)
-                body = await _whole(response, facts)
-    except TimeoutError as exc:
-        raise CodedError(
-            "TIMEOUT.DEADLINE",
-            f"no whole reply from {item.url} within {budget:.3g} s",
-            {**facts, "status": status or None},
-        ) from exc
+        async with client.stream(
+            "POST",
+            item.url,
+            content=item.body,
+            headers={"content-type": "application/json", **item.headers, "x-request-id": item.id},
+            timeout=httpx.Timeout(budget, connect=min(budget, CONNECT_TIMEOUT)),
+        ) as response:
+            status = facts["status"] = response.status_code
+            headers = {k: v for k in KEPT_HEADERS if (v := response.headers.get(k)) is not None}
+            if not 200 <= status < 300:
+                raise _refused(response, headers, await _start_of(response), facts)
+            body = await _whole(response, facts)
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as exc:
         _tame(exc)
         if 200 <= status < 300 and isinstance(exc, httpx.DecodingError):  # it came, and is not what it says
             detail = f"the reply's body from {item.url} cannot be decoded: {exc}"
-            raise CodedError.from_exception(
-                exc, "UPSTREAM.BAD_BODY", detail, {**facts, "status": status}
-            ) from exc
+            raise CodedError.from_exception(exc, "UPSTREAM.BAD_BODY", detail, facts) from exc
         if 200 <= status < 300:  # the head had come: the body was cut
             detail = f"the reply's body from {item.url} was cut short: {exc}"
-            raise CodedError.from_exception(
-                exc, "UPSTREAM.TRUNCATED", detail, {**facts, "status": status}
-            ) from exc
+            raise CodedError.from_exception(exc, "UPSTREAM.TRUNCATED", detail, facts) from exc
         raise CodedError.from_exception(exc, classify(exc).code, data=facts) from exc
     if headers.get("content-type", "").startswith(EVENT_STREAM):
         data: Any = _events(body, facts)
@@ -159,7 +177,7 @@ def _json(body: bytes, content_type: str, status: int, facts: dict[str, Any]) ->
             "UPSTREAM.BAD_BODY",
             f"HTTP {status} from {facts['url']}, but the body is not JSON "
             f"({defuse(content_type) or 'no content type'}): {start}",
-            {**facts, "status": status},
+            facts,
         ) from exc
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from contextlib import aclosing
 from hashlib import blake2s
 from typing import Any, Final
 
@@ -147,7 +148,7 @@ class RolloutClient:
 
     async def samples(
         self, prompts: Iterable[Prompt], *, skip: Collection[tuple[str, int]] = ()
-    ) -> AsyncIterator[Sample | Failure]:
+    ) -> AsyncGenerator[Sample | Failure, None]:
         """Every sample of every prompt in completion order, but for those whose (prompt id, index) is
         in ``skip``. Prompts are drawn as capacity allows; leaving the loop cancels what is under way."""
         wanted = ((p, i) for p in prompts for i in range(self._n) if (p.id, i) not in skip)
@@ -173,7 +174,7 @@ class RolloutClient:
             if running:
                 await asyncio.wait(running)
 
-    async def groups(self, prompts: Iterable[Prompt]) -> AsyncIterator[Group]:
+    async def groups(self, prompts: Iterable[Prompt]) -> AsyncGenerator[Group, None]:
         """Whole groups in the order in which they are settled. A group keeps the samples that came,
         also when others of it failed."""
         open_groups: dict[str, tuple[Prompt, list[Sample], list[Failure]]] = {}
@@ -183,16 +184,17 @@ class RolloutClient:
                 open_groups[prompt.id] = (prompt, [], [])
                 yield prompt
 
-        async for one in self.samples(opened()):
-            prompt, samples, failures = open_groups[one.prompt_id]
-            if isinstance(one, Sample):
-                samples.append(one)
-            else:
-                failures.append(one)
-            if len(samples) + len(failures) == self._n:
-                del open_groups[one.prompt_id]
-                samples.sort(key=lambda s: s.index)
-                yield Group(prompt, tuple(samples), tuple(failures))
+        async with aclosing(self.samples(opened())) as settled:  # leaving here must end it too, and now
+            async for one in settled:
+                prompt, samples, failures = open_groups[one.prompt_id]
+                if isinstance(one, Sample):
+                    samples.append(one)
+                else:
+                    failures.append(one)
+                if len(samples) + len(failures) == self._n:
+                    del open_groups[one.prompt_id]
+                    samples.sort(key=lambda s: s.index)
+                    yield Group(prompt, tuple(samples), tuple(failures))
 
     def stats(self) -> RolloutStats:
         """The accounting, now."""

@@ -64,7 +64,9 @@ async def reach(
     finally:
         await client.aclose()
     raise CodedError(
-        "CONFIG.INVALID", _line(base, dialects, name, tried), {"url": base, "codes": [str(e.code) for e in tried]}
+        "CONFIG.INVALID",
+        _line(base, dialects, name, tried),
+        {"url": base, "codes": [str(e.code) for e in tried]},
     )
 
 

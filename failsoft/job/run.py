@@ -15,7 +15,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,6 +64,7 @@ class Job:
         self._client: RolloutClient | None = None
         self._total = 0
         self._signal: signal.Signals | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     async def go(self) -> int:
         """Raises CodedError CONFIG.* and the like for what is wrong before anything was started."""
@@ -122,23 +123,27 @@ class Job:
     def _signals(self) -> Iterator[None]:
         """The first Ctrl-C (or TERM) ends the run in order; a second one ends it now: the guards and
         Ray end what it leaves."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None
-
-        def stop(which: signal.Signals) -> None:
-            if self._signal is not None:
-                os._exit(INTERRUPTED)
-            self._signal = which
-            self.console.print(f"{which.name}: stopping; once more to stop at once")
-            task.cancel()
-
-        for which in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(which, stop, which)
+        self._task = task
+        self._listen()
         try:
             yield
         finally:
             for which in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(which)
+                asyncio.get_running_loop().remove_signal_handler(which)
+
+    def _listen(self) -> None:
+        for which in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(which, self._stop, which)
+
+    def _stop(self, which: signal.Signals) -> None:
+        assert self._task is not None
+        if self._signal is not None:
+            os._exit(INTERRUPTED)
+        self._signal = which
+        self.console.print(f"{which.name}: stopping; once more to stop at once")
+        self._task.cancel()
 
     @asynccontextmanager
     async def _running(self, events: Events, urls: list[str]) -> AsyncIterator[Router]:
@@ -146,6 +151,7 @@ class Job:
         settings = self.settings
         async with AsyncExitStack() as stack:
             stack.enter_context(_ray(settings.ray_address))
+            self._listen()  # again: ray.init puts handlers of its own in the place of ours
             if urls:
                 router = Router.static(urls, events)
             else:
@@ -204,11 +210,12 @@ class Job:
                 )
                 tasks.append(asyncio.create_task(breaking))
             try:
-                async for one in client.samples(prompts, skip=skip):
-                    self._keep(one, writer, failures)
-                    async with self._progressed:
-                        self._progressed.notify_all()
-                    self._check_engines()
+                async with aclosing(client.samples(prompts, skip=skip)) as settled:
+                    async for one in settled:
+                        self._keep(one, writer, failures)
+                        async with self._progressed:
+                            self._progressed.notify_all()
+                        self._check_engines()
             finally:
                 for task in tasks:
                     task.cancel()
@@ -227,13 +234,8 @@ class Job:
 
     def _check_engines(self) -> None:
         """A fleet that is given up as a whole ends the run: waiting for it would be waiting for ever."""
-        if self._fleet is None:
-            return
-        engines = self._fleet.engines()
-        if all(status.code == "ENGINE.CRASH_LOOP" for status in engines):
-            raise CodedError(
-                "ENGINE.CRASH_LOOP", f"no engine can be kept alive; the first: {engines[0].detail}"
-            )
+        if self._fleet is not None and len(self._fleet.given_up) == len(self._fleet.engines()):
+            raise self._fleet.given_up[0]
 
     def _settled(self) -> float:
         if self._client is None or self._total == 0:
@@ -344,7 +346,7 @@ def _ray(address: str | None) -> Iterator[None]:
         if address is not None:
             ray.init(address=address, **quiet)
         else:
-            ray.init(include_dashboard=False, **quiet)
+            ray.init(address="local", include_dashboard=False, **quiet)  # whatever RAY_ADDRESS says
     except (ConnectionError, ValueError, RuntimeError) as exc:
         where = f"at {address}" if address else "locally"
         raise CodedError("CONFIG.INVALID", f"Ray does not start {where}: {exc}") from exc
