@@ -1,7 +1,7 @@
 """Reaching a pool's posters from a test: their handles, and code run inside of them.
 
-Ray gives every actor a method ``__ray_call__`` that runs a function on it; on an async actor it runs on
-the default group's loop, so that blocking or raising in it does to the poster what a bug would.
+Ray gives every actor a method ``__ray_call__`` that runs a function on it. Through it a test blocks the
+poster's loop, or raises in it, as a bug would; posters need no hook for that.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ def actor_of(pool: PosterPool, index: int = 0) -> Any:
 
 
 def on_poster(pool: PosterPool, code: str, index: int = 0) -> asyncio.Future[Any]:
-    """Run ``code`` on the loop of a poster; a future for its end, whose outcome is of no interest."""
+    """Have the loop of a poster run ``code``; a future for the request, whose outcome is of no interest."""
 
     async def call() -> None:
         def run(self: Any, code: str = code) -> None:
-            exec(code, {"poster": self})
+            # The call itself runs on the actor's main thread; what is to be hurt is the loop.
+            self._loop.call_soon_threadsafe(exec, code, {"poster": self})
 
         with contextlib.suppress(ray.exceptions.RayError):
             await actor_of(pool, index).__ray_call__.remote(run)

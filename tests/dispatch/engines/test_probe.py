@@ -69,7 +69,7 @@ async def test_a_sample(spec: EngineSpec, body: dict[str, object]) -> None:
         (SGLANG, 200, {"error": {"message": "x"}}, "an error under HTTP 200"),
         (SGLANG, 200, [], "empty stream"),
         (OPENAI, 200, {"choices": []}, "has no end"),
-        (OPENAI, 200, None, "not with a JSON object"),
+        (OPENAI, 200, None, "not with JSON"),
         (SGLANG, 500, {"error": "broken"}, "answered 500"),
         (OPENAI, 404, {"error": "model"}, "answered 404"),
         (SGLANG, 302, {}, "answered 302"),

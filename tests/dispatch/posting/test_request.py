@@ -29,8 +29,9 @@ def code_from(function: Any, *args: Any) -> str:
     "url",
     [
         "", "engine:8000/generate", "//host/path", "/generate", "ftp://host/", "file:///etc/passwd", "http://",
-        "http:///path", "http://:80/", "http://host:port/", "http://host:99999/", "http://host:-1/", "http://[::1/",
-        "http://host/\ud800", None, 5, b"http://host/", ["http://host/"],
+        "http:///path", "http://:80/", "http://host:port/", "http://host:99999/",
+        "http://host:-1/", "http://[::1/", "http://host/\ud800",
+        None, 5, b"http://host/", ["http://host/"],
     ],
 )  # fmt: skip
 def test_url_that_cannot_be_posted_to(url: Any) -> None:
@@ -48,7 +49,8 @@ def test_good_url(url: str) -> None:
 @pytest.mark.parametrize(
     "payload",
     [
-        b"{}", bytearray(b"{}"), memoryview(b"{}"), {"a": b"x"}, {1, 2}, {"a": {1}}, object(), {"a": object()},
+        b"{}", bytearray(b"{}"), memoryview(b"{}"), {"a": b"x"}, {1, 2}, {"a": {1}}, object(),
+        {"a": object()},
         math.nan, {"a": [math.inf]}, {"a": -math.inf}, "\ud800", {"a": "x\udfff"}, {"\ud800": 1}, 1j,
         {(1, 2): 3}, Loop,
     ],

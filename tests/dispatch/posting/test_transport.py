@@ -95,7 +95,8 @@ def ours(error: CodedError) -> list[Token]:
     ("status", "code"),
     [
         (302, "UPSTREAM.REDIRECT"), (400, "REQUEST.REJECTED"), (401, "REQUEST.UNAUTHORIZED"),
-        (404, "REQUEST.NOT_FOUND"), (408, "TIMEOUT.READ"), (413, "REQUEST.TOO_LARGE"), (422, "REQUEST.REJECTED"),
+        (404, "REQUEST.NOT_FOUND"), (408, "TIMEOUT.READ"), (413, "REQUEST.TOO_LARGE"), (422,
+        "REQUEST.REJECTED"),
         (429, "BACKPRESSURE.RATE_LIMITED"), (500, "UPSTREAM.SERVER_ERROR"), (502, "UPSTREAM.BAD_GATEWAY"),
         (503, "BACKPRESSURE.OVERLOADED"), (504, "UPSTREAM.BAD_GATEWAY"), (599, "UPSTREAM.SERVER_ERROR"),
     ],
@@ -417,6 +418,20 @@ async def test_a_cancelled_exchange_closes_its_connection(exchange: Exchange, wi
     with pytest.raises(asyncio.CancelledError):
         await task
     await until(lambda: witness.counts()["disconnected"].get("gone") == 1)
+
+
+async def test_cancelled_over_and_over_it_still_closes_its_connection(
+    exchange: Exchange, witness: Witness
+) -> None:
+    for number in range(60):
+        id = f"gone-{number}"
+        task = asyncio.create_task(exchange.answer("hang", id, budget=0.3))
+        await until(lambda id=id: witness.arrivals(id) == 1)
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+        assert task.cancelled()
+    await until(lambda: witness.counts()["connections"] == 0)
 
 
 async def test_the_client_never_makes_a_request_wait(client: httpx.AsyncClient, witness: Witness) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
@@ -38,6 +39,7 @@ def made(pool: PosterPool, *urls: str, **more: Any) -> RolloutClient:
         "deadline": 30.0,
         "backoff": Backoff(0.01, 0.1),
         "concurrency": CONCURRENCY,
+        "run": secrets.token_hex(4),
     }
     router = more.pop("router", None) or Router.static(urls, Events())
     return RolloutClient(pool, router, **{**options, **more})
@@ -367,6 +369,20 @@ async def test_cancelling_the_loop_leaves_nothing_in_flight(
     await until(lambda: shared.counts()["in_flight"] == 0, what="the engine has been left alone")
     await until(lambda: pool.stats().occupied == 0, what="the places are free again")
     assert all(t.in_flight == 0 for t in client._router.targets)
+
+
+async def test_what_was_left_can_be_asked_for_again(pool: PosterPool, shared: EngineUnderTest) -> None:
+    """The ids of a run are the same each time: an id that was cancelled before must not be refused."""
+    shared.faults("hang", times=None)
+    client = made(pool, shared.url, run="the same")
+    asked = asyncio.create_task(everything(client, prompts("a", "b")))
+    await until(lambda: shared.counts()["in_flight"] == 6, what="all are under way")
+    asked.cancel()
+    await asyncio.wait({asked})
+    await until(lambda: pool.stats().occupied == 0, what="all have stopped")
+    shared.clear_faults()
+    again = await everything(made(pool, shared.url, run="the same"), prompts("a", "b"))
+    assert [one for one in again if isinstance(one, Failure)] == []
 
 
 # ---- accounting

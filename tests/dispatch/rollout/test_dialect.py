@@ -255,7 +255,7 @@ def test_deep_nesting(api: Api) -> None:
 
 _texts = st.text(max_size=8) | st.sampled_from(["stop", "abort", "length", "\ud800"])
 _names = st.sampled_from(
-    "text meta_info finish_reason type choices usage error prompt_tokens weight_version".split()
+    ["text", "meta_info", "finish_reason", "type", "choices", "usage", "error", "prompt_tokens", "weight_version"]
 )
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | _texts,
