@@ -35,7 +35,9 @@ _SHORT: Final[dict[str, str]] = {name.rpartition(".")[2]: code for name, code in
 
 _ANSI = re.compile(r"\x1b\[[0-9;]{0,12}m")
 # What stands before a line in a worker's log, in an ExceptionGroup's tree.
-_PREFIX = re.compile(r"^(?:\([^()\n]{1,80} pid=[0-9]{1,10}[^()\n]{0,80}\) ?|[ +|-]{1,40}\| ?)", re.MULTILINE)
+_PREFIX = re.compile(
+    r"^(?:\([^()\n]{1,80} pid=[0-9]{1,10}[^()\n]{0,80}\) ?)?(?:[ +|-]{1,40}\| ?)?", re.MULTILINE
+)
 _LINE = re.compile(
     r"^([A-Za-z_][A-Za-z0-9_.]{2,120})(?:\(([A-Za-z_][A-Za-z0-9_]{0,80})\))?(?:: ?(.{0,400}).*)?$", re.M
 )
