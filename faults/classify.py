@@ -99,9 +99,11 @@ def classify_status(status: int, headers: Mapping[Any, Any] | None = None, body:
     )
 
 
-def name_of(exc: BaseException) -> Code:
-    """The code of ``exc``; for ``@coded(name=name_of)``."""
-    return classify(exc).code
+def name_of(exc: BaseException) -> Code | None:
+    """The code that the tables have for ``exc``, None for none; for ``@coded(name=name_of)``, whose
+    own ``code`` then names it."""
+    code = classify(exc).code
+    return None if code.family is Family.UNKNOWN else code
 
 
 def _peel(exc: BaseException) -> tuple[BaseException, int]:

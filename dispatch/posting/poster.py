@@ -45,7 +45,7 @@ class Pulse(msgspec.Struct, frozen=True):
     active: int
 
 
-@coded(name=name_of)
+@coded(name=name_of, code="INTERNAL.BUG")
 class Poster:
     """See the module. ``connections`` is the most exchanges at once that it will ever be asked for."""
 
