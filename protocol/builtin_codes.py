@@ -135,7 +135,7 @@ ENTRIES: Final = (
     _e("BACKPRESSURE.OVERLOADED", "wait", "not_run", "503: the server takes no more for the moment",
        "Full, draining or starting. Lower the concurrency if it lasts."),
     # POOL
-    _e("POOL.CLOSED", "give_up", "not_run", "the pool was closed or is closing",
+    _e("POOL.CLOSED", "give_up", "unknown", "the pool was closed or is closing",
        "Post only inside `async with PosterPool(...)`."),
     _e("POOL.MISUSE", "give_up", "not_run", "the pool was used in a way that it cannot serve",
        "The detail says what and how to do it instead."),

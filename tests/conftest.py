@@ -12,6 +12,7 @@ import ray
 def ray_local() -> Iterator[None]:
     """A local Ray for the tests of a session; the driver is this process."""
     ray.init(
+        address="local",  # never a cluster that happens to run here
         num_cpus=8,
         include_dashboard=False,
         log_to_driver=False,

@@ -273,23 +273,26 @@ class PosterLane:
             return
         task = asyncio.create_task(self._confirm_stopped(ref, item.attempt))
         self._abandoned.add(task)
-        task.add_done_callback(self._abandoned.discard)
+
+        def stopped(done: asyncio.Task[None]) -> None:
+            # Here and not in the task: one that is cancelled before its first step runs no `finally`.
+            self._abandoned.discard(done)
+            self._release(self)
+
+        task.add_done_callback(stopped)
 
     async def _confirm_stopped(self, ref: Any, attempt: str) -> None:
         """Cancel the remote end and hold its place until it is known to have stopped; where that
         cannot be learned, the poster is a suspect, and its end (`retire`) cancels this."""
-        try:
-            ray.cancel(ref)
-            while True:
-                if self._end is None:
-                    with contextlib.suppress(TimeoutError, RayError, CodedError):
-                        async with asyncio.timeout(CONFIRM):
-                            if await self._call("drop", attempt):
-                                return
-                self._suspect.set()
-                await asyncio.sleep(self._health.interval)
-        finally:
-            self._release(self)
+        ray.cancel(ref)
+        while True:
+            if self._end is None:
+                with contextlib.suppress(TimeoutError, ray.exceptions.RayError, CodedError):
+                    async with asyncio.timeout(CONFIRM):
+                        if await self._call("drop", attempt):
+                            return
+            self._suspect.set()
+            await asyncio.sleep(self._health.interval)
 
     async def _confirm_gone(self) -> bool:
         info = self.info

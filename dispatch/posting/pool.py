@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from types import TracebackType
@@ -105,6 +106,7 @@ class PosterPool:
         self._keepers: list[Keeper] = []
         self._local: LocalLane | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._sequence = itertools.count(1)
         self._closing = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -425,7 +427,7 @@ class _Post:
         pool._ledger.sent += 1
         pool._ledger.retried += number > 1
         pool._ledger.local += lane is pool._local
-        item = Item(self._id, f"{self._id}.{number}", self._url, self._body, self._headers)
+        item = Item(self._id, f"{self._id}.{next(pool._sequence)}", self._url, self._body, self._headers)
         answer = await lane.run(item, left)
         via = "local" if lane is pool._local else "poster"
         return Reply(answer.data, answer.status, answer.headers, via, number, answer.seconds, self._id)

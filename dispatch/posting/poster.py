@@ -81,10 +81,9 @@ class Poster:
         except CodedError as error:
             return error
         finally:
-            # Awaiting the task and being cancelled cancels the task; it has ended only when it is done.
-            while not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+            # Being cancelled while awaiting the task cancels it; it has ended only when it is done.
+            if not task.done():
+                await _end(task)
             del self._active[item.attempt]
 
     @ray.method(concurrency_group="control")
@@ -122,16 +121,11 @@ class Poster:
             self._tombstones.popitem(last=False)
         task = self._active.get(attempt)
         if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+            await _end(task)
         return True
 
     async def _close(self) -> None:
-        tasks = list(self._active.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.gather(*(_end(task) for task in list(self._active.values())))
         if self._heart is not None:
             self._heart.cancel()
         if self._client is not None:
@@ -141,6 +135,11 @@ class Poster:
         while True:
             self._beat = time.monotonic()
             await asyncio.sleep(BEAT)
+
+
+async def _end(task: asyncio.Task[Answer]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def poster_class() -> Any:

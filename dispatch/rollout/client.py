@@ -298,6 +298,7 @@ class _Asking:
                 retry_upstream=False,
             )
             made = read(client._api, reply.data, url)
+            client._router.learn(target, made.weight_version)
         except CodedError as error:
             fault = classify(error)
             if fault.blame is Blame.UPSTREAM:

@@ -121,7 +121,7 @@ class _Place(msgspec.Struct, frozen=True):
         raise _coded(self.path, what, line=self.number)
 
 
-_ARRAY = re.compile(r"\s*\[\s*(?:[\[{\"\-0-9]|\Z)")
+_ARRAY = re.compile(r"\s*\[\s*(?:[\[\]{\"\-0-9]|\Z)")
 
 
 def _record(line: bytes, offset: int, place: _Place, file: BinaryIO, *, first: bool) -> dict[str, Any]:

@@ -136,6 +136,12 @@ class Router:
         if self._fleet is not None:
             self._fleet.report(target.url, fault.code)
 
+    def learn(self, target: Target, weight_version: str | None) -> None:
+        """A reply told its engine's version. A static list knows versions only from there: what is
+        stamped at a dispatch is the last one that was told before it."""
+        if self._fleet is None and weight_version is not None:
+            target.weight_version = weight_version
+
     def _take(self) -> None:
         assert self._fleet is not None
         ready = {s.url: s for s in self._fleet.engines() if s.state == "ready"}

@@ -33,6 +33,7 @@ from dispatch.rollout.reach import reach
 from failsoft.job.breakage import break_things
 from failsoft.job.settings import Settings
 from failsoft.job.view import Progressing, Recovered, Summary, injury_text, print_summary
+from faults import classify
 from faults.alerts import AlertWatcher, RuleFile, build_sinks, default_rules, load_rules
 from protocol import CodedError, Events
 
@@ -103,8 +104,10 @@ class Job:
                                 raise
                             self.stopped_by = f"{self._signal.name}; go on with --resume"
                             code = INTERRUPTED if self._signal is signal.SIGINT else TERMINATED
-                        except CodedError as error:
-                            events.emit("run.failed", level="error", error=error, key="run")
+                        except (CodedError, OSError) as exc:
+                            error = _named(exc)
+                            with suppress(OSError):  # the disk that is full may be the events' disk, too
+                                events.emit("run.failed", level="error", error=error, key="run")
                             self.stopped_by = str(error.code) + ": " + " ".join(error.detail.split())
                             code = BAD_INPUT if error.code.family == "CONFIG" else INCOMPLETE
                         await watcher.drain(DRAIN)
@@ -113,10 +116,11 @@ class Job:
             summary = self._summary(
                 code, len(skip), written, time.monotonic() - began, tuple(watcher.summary())
             )
-            write_atomic(
-                settings.out / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=2)
-            )
-        print_summary(self.console, summary)
+            saved = msgspec.json.format(msgspec.json.encode(summary), indent=2)
+            try:
+                write_atomic(settings.out / "summary.json", saved)
+            finally:  # on a full disk it is only to be seen here, with how to go on
+                print_summary(self.console, summary)
         return summary.exit
 
     @contextmanager
@@ -325,6 +329,16 @@ class Job:
             stopped_by=self.stopped_by,
             outputs=outputs,
         )
+
+
+def _named(exc: CodedError | OSError) -> CodedError:
+    """The failure that ends a run; a file's (of events, of failures) gets its name and the remedy here."""
+    if isinstance(exc, CodedError):
+        return exc
+    detail = (
+        f"{exc.filename or 'a file of the run'}: {exc.strerror or exc}; mend it, then go on with --resume"
+    )
+    return CodedError.from_exception(exc, classify(exc).code, detail)
 
 
 def _set_aside(path: Path) -> None:

@@ -159,9 +159,7 @@ async def test_a_group_of_failures_is_still_a_group(pool: PosterPool, shared: En
 # ---- versions
 
 
-async def test_the_version_is_the_one_at_dispatch(
-    pool: PosterPool, engines: Engines, tmp_path: Path
-) -> None:
+async def test_the_version_is_the_one_at_dispatch(pool: PosterPool, engines: Engines, tmp_path: Path) -> None:
     """W9: the engine is paused, updated and continued while it generates. What it says at the end is
     the new version; the sample was asked for under the old one."""
     slow = engines(0, "--token-rate", "30", "--weight-version", "v1")

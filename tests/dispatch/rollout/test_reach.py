@@ -223,4 +223,3 @@ async def test_a_header_that_cannot_be_sent() -> None:
     with pytest.raises(CodedError) as caught:
         await reach("http://127.0.0.1:1", headers={"X": "a\nb"})
     assert caught.value.code == "REQUEST.INVALID"
-
