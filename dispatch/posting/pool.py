@@ -461,9 +461,11 @@ class _Post:
         again = decision.action.sends_again
         if again:
             self._pool._ledger.retried_by_code[str(fault.code)] += 1
+        # What its caller may still send to another server is no failure yet.
+        handed_back = not again and not self._retry_upstream and fault.blame is Blame.UPSTREAM
         self._pool._events.emit(
-            "post.retried" if again else "post.failed",
-            level="info" if again else "warning",
+            "post.retried" if again else "post.handed_back" if handed_back else "post.failed",
+            level="info" if again or handed_back else "warning",
             error=exc,
             key=self._id,
             attempt=number,
