@@ -61,6 +61,8 @@ class PosterLane:
     """One life of one poster. ``release`` gives a place back; ``on_state`` hears of each change
     between serving and quarantined."""
 
+    via: Final = "poster"
+
     def __init__(
         self,
         name: str,
@@ -287,7 +289,7 @@ class PosterLane:
         ray.cancel(ref)
         while True:
             if self._end is None:
-                with contextlib.suppress(TimeoutError, ray.exceptions.RayError, CodedError):
+                with contextlib.suppress(TimeoutError, RayError, CodedError):
                     async with asyncio.timeout(CONFIRM):
                         if await self._call("drop", attempt):
                             return
@@ -314,6 +316,7 @@ class LocalLane:
     """The local client: the pool's own process makes the POSTs while no poster is healthy."""
 
     name = "local"
+    via: Final = "local"
 
     def __init__(self, release: Callable[[LocalLane], None], connections: int) -> None:
         self.share = 0

@@ -3,7 +3,7 @@
 One POST, from call to reply::
 
     post() → ledger: submitted
-      → retrying()                                  faults.retry, by decision only
+      → attempts.Post → retrying()                  faults.retry, by decision only
           → admission.acquire()                     exact capacity, first come first served
           → lane.run()                              a poster actor, or the local client
               → transport.exchange()                one HTTP exchange, judged
@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -26,11 +24,11 @@ import msgspec
 import ray
 
 from dispatch.posting.admission import Admission
+from dispatch.posting.attempts import Post, Shared
 from dispatch.posting.keeper import Keeper, Recreation
 from dispatch.posting.lane import Health, Lane, LocalLane, State
 from dispatch.posting.placement import alive_nodes, check_counts
 from dispatch.posting.request import (
-    Item,
     Reply,
     Request,
     check_deadline,
@@ -40,8 +38,9 @@ from dispatch.posting.request import (
     encode,
 )
 from dispatch.posting.stats import Ledger, PoolStats
-from faults import Backoff, Blame, Decision, Fault, Outcome, classify, retrying
-from protocol import CodedError, Events, catalogue
+from dispatch.streams import in_completion_order
+from faults import Backoff
+from protocol import CodedError, Events
 
 AHEAD: Final = 2
 """How many times the concurrency `post_many` keeps submitted."""
@@ -96,18 +95,17 @@ class PosterPool:
         self._deadline = check_deadline(deadline)
         self._max_attempts = max_attempts
         self._local_fallback = local_fallback
-        self._backoff = backoff
         self._health = health
         self._recreation = recreation
         self._events = events or Events()
         self._options = {"num_cpus": 0.001, **(poster_options or {})}
         self._ledger = Ledger()
         self._admission: Admission[Lane] = Admission(concurrency)
+        self._closing = asyncio.Event()
+        self._shared = Shared(self._admission, self._ledger, self._events, backoff, self._closing)
         self._keepers: list[Keeper] = []
         self._local: LocalLane | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._sequence = itertools.count(1)
-        self._closing = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -184,7 +182,9 @@ class PosterPool:
         sent_headers = check_headers(headers)
         id = check_id(request_id)
         budget = self._deadline if deadline is None else check_deadline(deadline)
-        post = _Post(self, id, url, body, sent_headers, loop.time() + budget, idempotent, retry_upstream)
+        post = Post(
+            self._shared, id, url, body, sent_headers, loop.time() + budget, idempotent, retry_upstream
+        )
         ledger = self._ledger
         ledger.submitted += 1
         ledger.in_flight += 1
@@ -216,49 +216,10 @@ class PosterPool:
         """POST them all and yield each when it is done, in completion order. Requests are drawn as
         capacity allows, so the source may be endless; leaving the loop cancels what is under way."""
         self._usable()
-        source = _aiter(requests)
-        running: set[asyncio.Task[Done]] = set()
-        ready: deque[asyncio.Task[Done]] = deque()
-        drawing: asyncio.Task[Request | None] | None = None
-        exhausted = False
-        news = asyncio.Event()
-
-        def finished(task: asyncio.Task[Done]) -> None:
-            ready.append(task)
-            news.set()
-
-        try:
-            while True:
-                # The source is drawn beside the results: it may itself be waiting for one of them.
-                while not exhausted and len(running) < AHEAD * self._concurrency:
-                    if drawing is None:
-                        drawing = asyncio.create_task(_draw(source))
-                        drawing.add_done_callback(lambda _: news.set())
-                    if not drawing.done():
-                        break
-                    request, drawing = drawing.result(), None
-                    if request is None:
-                        exhausted = True
-                        break
-                    task = asyncio.create_task(self._one(request))
-                    task.add_done_callback(finished)
-                    running.add(task)
-                if ready:
-                    task = ready.popleft()
-                    running.discard(task)
-                    yield task.result()
-                elif exhausted and not running:
-                    return
-                else:
-                    news.clear()
-                    await news.wait()
-        finally:
-            left: set[asyncio.Task[Any]] = running | ({drawing} if drawing is not None else set())
-            for one in left:
-                one.cancel()
-            if left:
-                await asyncio.wait(left)
-            await source.aclose()
+        everything = in_completion_order(requests, self._one, AHEAD * self._concurrency)
+        async with contextlib.aclosing(everything) as results:
+            async for done in results:
+                yield done
 
     def stats(self) -> PoolStats:
         """The accounting, now."""
@@ -355,140 +316,3 @@ class PosterPool:
                     detail="no poster is healthy: posting from the pool's own process until one is",
                 )
         self._admission.serve(serving)
-
-    async def _pause(self, seconds: float) -> None:
-        """A retry's wait, which closing the pool ends."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
-
-
-class _Post:
-    """One POST on its way: its attempts, and what the pool notes of them."""
-
-    def __init__(
-        self,
-        pool: PosterPool,
-        id: str,
-        url: str,
-        body: bytes,
-        headers: dict[str, str],
-        ends: float,
-        idempotent: bool,
-        retry_upstream: bool,
-    ) -> None:
-        self._pool = pool
-        self._id = id
-        self._url = url
-        self._body = body
-        self._headers = headers
-        self._ends = ends
-        self._idempotent = idempotent
-        self._retry_upstream = retry_upstream
-        self._attempts = 0
-        self._avoid: set[str] = set()
-        self._last: str = ""
-
-    async def run(self, max_attempts: int) -> Reply:
-        try:
-            return await retrying(
-                self._attempt,
-                idempotent=self._idempotent,
-                max_attempts=max_attempts,
-                remaining=self._remaining,
-                backoff=self._pool._backoff,
-                on_failure=self._failed,
-                final=self._final,
-                sleep=self._pool._pause,
-            )
-        except CodedError as error:
-            fault = classify(error)
-            may_have_run = not self._idempotent and fault.outcome is Outcome.UNKNOWN and self._attempts > 0
-            if may_have_run and catalogue.entry(fault.code).advice not in ("cancel", "give_up"):
-                detail = f"not idempotent, and it may have run: {error.detail}"
-                raise CodedError(
-                    "REQUEST.OUTCOME_UNKNOWN", detail, {**error.data, "cause": error.code}
-                ) from error
-            raise
-
-    def _remaining(self) -> float:
-        assert self._pool._loop is not None
-        return self._ends - self._pool._loop.time()
-
-    async def _attempt(self, number: int) -> Reply:
-        pool = self._pool
-        lane = await self._place()
-        left = self._remaining()
-        if left <= 0:
-            pool._admission.release(lane)
-            raise self._late()
-        self._attempts = number
-        self._last = lane.name
-        pool._ledger.sent += 1
-        pool._ledger.retried += number > 1
-        pool._ledger.local += lane is pool._local
-        item = Item(self._id, f"{self._id}.{next(pool._sequence)}", self._url, self._body, self._headers)
-        answer = await lane.run(item, left)
-        via = "local" if lane is pool._local else "poster"
-        return Reply(answer.data, answer.status, answer.headers, via, number, answer.seconds, self._id)
-
-    async def _place(self) -> Lane:
-        try:
-            async with asyncio.timeout(max(self._remaining(), 0.0)):
-                return await self._pool._admission.acquire(self._avoid)
-        except TimeoutError:
-            raise self._late() from None
-
-    def _late(self) -> CodedError:
-        if not self._pool._admission.lanes:
-            return CodedError(
-                "POOL.NO_POSTER", f"no poster was healthy before the deadline of {self._url} passed"
-            )
-        return CodedError(
-            "TIMEOUT.DEADLINE",
-            "the deadline passed while the request waited for a place in the pool",
-            {"url": self._url, "attempts": self._attempts, "waiting": self._pool._admission.waiting},
-        )
-
-    def _final(self, exc: Exception, fault: Fault) -> bool:
-        if self._pool._closing.is_set():
-            return True
-        return not self._retry_upstream and fault.blame in (Blame.UPSTREAM, Blame.REQUEST)
-
-    def _failed(self, fault: Fault, decision: Decision, number: int, exc: Exception) -> None:
-        if fault.blame in (Blame.CALLEE, Blame.NODE):
-            self._avoid.add(self._last)
-        again = decision.action.sends_again
-        if again:
-            self._pool._ledger.retried_by_code[str(fault.code)] += 1
-        # What its caller may still send to another server is no failure yet.
-        handed_back = not again and not self._retry_upstream and fault.blame is Blame.UPSTREAM
-        self._pool._events.emit(
-            "post.retried" if again else "post.handed_back" if handed_back else "post.failed",
-            level="info" if again or handed_back else "warning",
-            error=exc,
-            key=self._id,
-            attempt=number,
-            via=self._last,
-            url=self._url,
-            action=decision.action.value,
-            delay=round(decision.delay, 3),
-            why=decision.why,
-        )
-
-
-async def _aiter(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncGenerator[Request, None]:
-    if isinstance(requests, AsyncIterable):
-        try:
-            async for request in requests:
-                yield request
-        finally:
-            if isinstance(requests, AsyncGenerator):
-                await requests.aclose()
-    else:
-        for request in requests:
-            yield request
-
-
-async def _draw(source: AsyncGenerator[Request, None]) -> Request | None:
-    return await anext(source, None)

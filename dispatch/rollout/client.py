@@ -22,6 +22,7 @@ from dispatch.engines.dialect import PATHS, Api, Generated, Sampling, read, requ
 from dispatch.posting.pool import PosterPool
 from dispatch.rollout.prompts import Prompt
 from dispatch.rollout.routing import Router
+from dispatch.streams import in_completion_order
 from faults import Action, Backoff, Blame, Decision, Fault, classify, retrying
 from protocol import CodedError, Events
 
@@ -152,27 +153,10 @@ class RolloutClient:
         """Every sample of every prompt in completion order, but for those whose (prompt id, index) is
         in ``skip``. Prompts are drawn as capacity allows; leaving the loop cancels what is under way."""
         wanted = ((p, i) for p in prompts for i in range(self._n) if (p.id, i) not in skip)
-        running: set[asyncio.Task[Sample | Failure]] = set()
-        exhausted = False
-        try:
-            while True:
-                while not exhausted and len(running) < self._ahead:
-                    try:
-                        prompt, index = next(wanted)
-                    except StopIteration:
-                        exhausted = True
-                        break
-                    running.add(asyncio.create_task(self._settle(prompt, index)))
-                if not running:
-                    return
-                finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in finished:
-                    yield task.result()
-        finally:
-            for task in running:
-                task.cancel()
-            if running:
-                await asyncio.wait(running)
+        everything = in_completion_order(wanted, lambda one: self._settle(*one), self._ahead)
+        async with aclosing(everything) as settled:
+            async for one in settled:
+                yield one
 
     async def groups(self, prompts: Iterable[Prompt]) -> AsyncGenerator[Group, None]:
         """Whole groups in the order in which they are settled. A group keeps the samples that came,
