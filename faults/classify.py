@@ -20,7 +20,7 @@ from faults.fault import Blame, Fault, Outcome
 from faults.http_faults import HTTP, MAX_RETRY_AFTER, retry_after, status_code
 from faults.meanings import meaning
 from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
-from faults.text_faults import guess
+from faults.text_faults import guess, line_of, plain
 from protocol import Code, CodedError, Family, Reading, Trust, read
 from protocol.errors import type_name, walk
 from protocol.safe import MAX_TEXT, clean, text_of
@@ -82,11 +82,11 @@ def classify_text(text: str, *, key: bytes | None = None) -> Fault:
     it ends with. Text can be forged, and the fault's trust says that it was text."""
     found = read(text, key=key)
     if found.code is not None:
-        return _by_reading(found, text)
+        return _by_reading(found, plain(line_of(found.raw, text)))
     guess = _guess(text)
     if guess is not None:
         return guess
-    return _make(Code("UNKNOWN.EXCEPTION"), Trust.NONE, clean(text[-MAX_TEXT:], MAX_TEXT))
+    return _make(Code("UNKNOWN.EXCEPTION"), Trust.NONE, clean(plain(text[-MAX_TEXT:]), MAX_TEXT))
 
 
 def classify_status(status: int, headers: Mapping[Any, Any] | None = None, body: str = "") -> Fault | None:

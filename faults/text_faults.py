@@ -17,6 +17,9 @@ from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
 MAX_SEARCH: Final = 65536
 """Characters of a text, counted from its end, that are looked at."""
 
+MAX_LINE: Final = 1000
+"""Most characters of a line on either side of a token that are kept as evidence."""
+
 BUILTIN: Final[dict[str, str]] = {
     "TimeoutError": "TIMEOUT.DEADLINE",
     "asyncio.exceptions.TimeoutError": "TIMEOUT.DEADLINE",
@@ -33,7 +36,7 @@ BUILTIN: Final[dict[str, str]] = {
 _FULL: Final[dict[str, str]] = {**RAY, **HTTP, **BUILTIN}
 _SHORT: Final[dict[str, str]] = {name.rpartition(".")[2]: code for name, code in _FULL.items()}
 
-_ANSI = re.compile(r"\x1b\[[0-9;]{0,12}m")
+_ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
 # What stands before a line in a worker's log, in an ExceptionGroup's tree.
 _PREFIX = re.compile(
     r"^(?:\([^()\n]{1,80} pid=[0-9]{1,10}[^()\n]{0,80}\) ?)?(?:[ +|-]{1,40}\| ?)?", re.MULTILINE
@@ -73,6 +76,21 @@ def guess(text: str) -> tuple[str, int | None, str] | None:
     if known:
         return _code_of(known[-1]) or "", None, known[-1].group(0)
     return None
+
+
+def plain(text: str) -> str:
+    """``text`` without terminal sequences: it comes from a log, and goes to a terminal."""
+    return _ANSI.sub("", text).replace("\x1b", "")
+
+
+def line_of(needle: str, text: str) -> str:
+    """The line of ``text`` that holds ``needle`` in any case, or its end where none does."""
+    found = re.search(re.escape(needle), text, re.IGNORECASE)
+    if found is None:
+        return text[-MAX_LINE:]
+    start = text.rfind("\n", max(0, found.start() - MAX_LINE), found.start()) + 1
+    end = text.find("\n", found.end(), found.end() + MAX_LINE)
+    return text[start or max(0, found.start() - MAX_LINE) : end if end >= 0 else found.end() + MAX_LINE]
 
 
 def _lines(text: str) -> list[re.Match[str]]:

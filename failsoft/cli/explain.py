@@ -117,7 +117,7 @@ def _known(code: object) -> bool:
 def _events(text: str) -> list[dict[str, Any]]:
     """The events, when the input is an events file: its first whole line says so."""
     found: list[dict[str, Any]] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # not splitlines: a detail may hold U+2028
         if not line.strip():
             continue
         try:

@@ -1,10 +1,12 @@
-"""The actors of the table: each method does one of the things that a row is about."""
+"""Badly behaved exceptions and actors, in a module of their own so that Ray's workers import them."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any, NoReturn
@@ -12,244 +14,195 @@ from typing import Any, NoReturn
 import aiohttp
 import httpx
 import ray
-from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from faults import name_of
-from protocol import CodedError, coded
-from tests.protocol.badly_written import KeywordOnly, TakesNone, TwoRequired, WillNotLoad
+from protocol import CodedError, coded, mint
 
 
-@ray.remote(num_cpus=0)
-class Inner:
-    """What our callee calls."""
+class TwoRequired(Exception):
+    """An exception with two required arguments (ray#28436)."""
 
-    def pid(self) -> int:
-        return os.getpid()
-
-    def die(self) -> NoReturn:
-        os._exit(1)
-
-    async def forever(self) -> None:
-        await asyncio.Event().wait()
-
-    def will_not_load(self) -> NoReturn:
-        raise WillNotLoad("what was said in the inner actor")
+    def __init__(self, rank: int, step: int) -> None:
+        super().__init__(f"rank {rank} failed at step {step}")
+        self.rank, self.step = rank, step
 
 
-class Everything:
-    """What an async actor can do to its caller."""
+class NoneTaken(Exception):
+    """Its ``__init__`` takes nothing, and its ``args`` are not empty (ray#31806)."""
 
     def __init__(self) -> None:
+        super().__init__("written by itself")
+
+
+class FailsOnLoad(Exception):
+    """It pickles, and will not load (ray#55171, ray#55878)."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_explode, (str(self),))
+
+
+def _explode(text: str) -> NoReturn:
+    raise RuntimeError("this exception does not load")
+
+
+def http_status_error(status: int) -> httpx.HTTPStatusError:
+    """What ``raise_for_status`` raises: keyword-only arguments."""
+    request = httpx.Request("POST", "http://10.0.0.1:30000/generate")
+    response = httpx.Response(status, request=request, text="the prompt is too long")
+    try:
+        response.raise_for_status()
+    except httpx.HTTPStatusError as exc:
+        return exc
+    raise AssertionError(f"{status} is no failure")
+
+
+def aiohttp_error(status: int) -> aiohttp.ClientResponseError:
+    """aiohttp's, with real headers, which do not pickle."""
+    headers: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict({"Retry-After": "3"}))
+    info = aiohttp.RequestInfo(URL("http://10.0.0.1/x"), "POST", headers, URL("http://10.0.0.1/x"))
+    return aiohttp.ClientResponseError(info, (), status=status, message="said the server", headers=headers)
+
+
+def make(name: str) -> Exception:
+    """The exception called ``name``; made where it is raised."""
+    makers: dict[str, Any] = {
+        "ordinary": lambda: KeyError("reward"),
+        "two_required": lambda: TwoRequired(3, 17),
+        "none_taken": NoneTaken,
+        "fails_on_load": lambda: FailsOnLoad("the disk is gone"),
+        "http_400": lambda: http_status_error(400),
+        "http_503": lambda: http_status_error(503),
+        "aiohttp_400": lambda: aiohttp_error(400),
+        "aiohttp_503": lambda: aiohttp_error(503),
+        "group": lambda: ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
+        "bad_leaf": lambda: ExceptionGroup("two", [ValueError("a"), http_status_error(400)]),
+        "coded": lambda: CodedError("WEIGHTS.REFIT_ABORTED", "the watchdog", {"rank": 3}),
+    }
+    made: Exception = makers[name]()
+    return made
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"control": 4})
+class Plain:
+    """An async actor as people write them."""
+
+    def __init__(self, fail: str = "") -> None:
+        if fail:
+            raise make(fail)
         self.calls = 0
-        self.ran: list[str] = []
-        self.cancelled: list[str] = []
 
-    async def pid(self) -> int:
-        self.calls += 1
-        return os.getpid()
+    async def where(self) -> tuple[int, str]:
+        return os.getpid(), ray.get_runtime_context().get_node_id()
 
-    async def counted(self) -> int:
+    async def count(self) -> int:
         self.calls += 1
         return self.calls
 
-    @ray.method(concurrency_group="control")
-    async def control(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "ran": self.ran, "cancelled": self.cancelled}
+    async def fail(self, name: str) -> None:
+        raise make(name)
 
-    async def ordinary(self) -> NoReturn:
-        exc = ValueError("boom")
-        exc.extra = 5  # type: ignore[attr-defined]
-        exc.add_note("a note")
-        raise exc from KeyError("its cause")
+    async def fail_with_cause(self) -> None:
+        error = ValueError("outer")
+        error.add_note("a note")
+        error.attribute = 5  # type: ignore[attr-defined]
+        raise error from KeyError("inner")
 
-    async def await_one_that_dies(self) -> None:
-        inner = Inner.remote()
-        await inner.die.remote()
+    async def get_page(self, url: str) -> None:
+        async with aiohttp.ClientSession() as session, session.get(url) as reply:
+            reply.raise_for_status()
 
-    async def get_one_that_hangs(self) -> None:
-        inner = Inner.remote()
-        ray.get(inner.forever.remote(), timeout=0.1)
+    async def through(self, inner: Any, method: str, *args: Any) -> Any:
+        """One hop further."""
+        return await getattr(inner, method).remote(*args)
 
-    async def await_one_that_will_not_load(self) -> None:
-        inner = Inner.remote()
-        await inner.will_not_load.remote()
+    async def get_with_timeout(self, inner: Any) -> Any:
+        return ray.get(inner.sleep.remote(30.0), timeout=0.2)
 
-    async def keyword_only(self) -> NoReturn:
-        raise KeywordOnly(status=503)
-
-    async def two_required(self) -> NoReturn:
-        raise TwoRequired("one", "two")
-
-    async def takes_none(self) -> NoReturn:
-        raise TakesNone
-
-    async def will_not_load(self) -> NoReturn:
-        raise WillNotLoad("what was said")
-
-    async def httpx_status(self, status: int) -> None:
-        request = httpx.Request("POST", "http://10.0.0.1:30000/generate")
-        httpx.Response(status, text="the prompt is too long", request=request).raise_for_status()
-
-    async def aiohttp_status(self, status: int) -> None:
-        """Real headers: they are what cannot be pickled."""
-
-        async def answer(request: web.Request) -> web.Response:
-            return web.Response(status=status, text="busy", headers={"Retry-After": "2"})
-
-        app = web.Application()
-        app.router.add_post("/", answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
-        try:
-            async with aiohttp.ClientSession() as session:
-                await session.post(url, raise_for_status=True)
-        finally:
-            await runner.cleanup()
-
-    async def bad_leaf(self) -> NoReturn:
-        raise ExceptionGroup("two", [ConnectionRefusedError("a good leaf"), KeywordOnly(status=500)])
-
-    async def good_leaves(self) -> NoReturn:
-        raise ExceptionGroup("two", [ConnectionRefusedError("a"), CodedError("BACKPRESSURE.OVERLOADED", "b")])
-
-    async def die(self, how: str) -> None:
-        if how == "kill":
+    async def exit(self, how: str) -> None:
+        if how == "sigkill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif how == "segfault":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        elif how == "exit":
-            os._exit(1)
+            ctypes.string_at(0)
+        elif how == "os_exit":
+            os._exit(3)
+        elif how == "sys_exit":
+            sys.exit(3)
+        elif how == "keyboard_interrupt":
+            raise KeyboardInterrupt
 
-    async def sys_exit(self) -> NoReturn:
-        sys.exit(3)
+    async def sleep(self, seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "slept"
 
-    async def interrupted(self) -> NoReturn:
-        raise KeyboardInterrupt
-
-    async def block(self) -> None:
-        signal.sigwait([signal.SIGUSR1])  # the loop's thread waits, and nothing else runs on it
-
-    async def wait(self, name: str) -> None:
-        self.ran.append(name)
+    async def mark(self, path: str, seconds: float) -> None:
+        """Say in a file how far this got."""
+        with open(path, "a") as file:  # noqa: ASYNC230 - one line, in a test
+            file.write("began\n")
         try:
-            await asyncio.Event().wait()
+            await asyncio.sleep(seconds)
         except asyncio.CancelledError:
-            self.cancelled.append(name)
+            with open(path, "a") as file:  # noqa: ASYNC230 - one line, in a test
+                file.write("cancelled\n")
             raise
+        with open(path, "a") as file:  # noqa: ASYNC230 - one line, in a test
+            file.write("ended\n")
 
+    async def block(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - a loop that is blocked is the case under test
 
-AsyncActor = ray.remote(num_cpus=0, concurrency_groups={"control": 1})(Everything)
+    @ray.method(concurrency_group="control")
+    async def ping(self) -> str:
+        return "pong"
 
 
 @ray.remote(num_cpus=0)
-class SyncActor:
-    def __init__(self) -> None:
-        self.ran: list[str] = []
+class Sync:
+    """An actor without a loop."""
 
     def pid(self) -> int:
         return os.getpid()
 
-    def sys_exit(self) -> NoReturn:
-        sys.exit(3)
-
-    def interrupted(self) -> NoReturn:
+    def exit(self, how: str) -> None:
+        if how == "sys_exit":
+            sys.exit(3)
         raise KeyboardInterrupt
 
-    def until(self, path: str, name: str) -> str:
-        """Runs until ``path`` is there, without ever leaving the interpreter's loop for long."""
-        self.ran.append(name)
-        while not os.path.exists(path):
-            time.sleep(0.02)
-        self.ran.append(f"{name} ended")
-        return name
-
-    def log(self) -> list[str]:
-        return self.ran
-
-
-class Init:
-    """``__init__`` fails in the ways of I8."""
-
-    def __init__(self, how: str) -> None:
-        if how == "coded":
-            raise CodedError("CONFIG.MISSING", "no file of weights")
-        if how == "plain":
-            raise ValueError("a plain failure")
-        if how == "keyword only":
-            raise KeywordOnly(status=503)
-        raise ConnectionRefusedError("nobody listens")
-
-    async def ping(self) -> None:
-        return None
-
-
-PlainInit = ray.remote(num_cpus=0)(Init)
+    def mark(self, path: str, seconds: float) -> None:
+        time.sleep(seconds)
+        with open(path, "a") as file:
+            file.write("ran\n")
 
 
 @ray.remote(num_cpus=0)
 @coded(name=name_of)
-class CodedInside:
-    """``@coded`` next to the class."""
+class Coded:
+    """The same, with names."""
 
-    def __init__(self, fail: bool = False) -> None:
+    def __init__(self, fail: str = "") -> None:
         if fail:
-            raise FileNotFoundError(2, "no such file", "weights.bin")
+            raise make(fail)
 
-    async def httpx_status(self, status: int) -> None:
-        request = httpx.Request("POST", "http://10.0.0.1:30000/generate")
-        httpx.Response(status, text="the prompt is too long", request=request).raise_for_status()
+    async def fail(self, name: str) -> None:
+        raise make(name)
 
-    async def keyword_only(self) -> NoReturn:
-        raise KeywordOnly(status=503)
+    async def through(self, inner: Any, method: str, *args: Any) -> Any:
+        return await getattr(inner, method).remote(*args)
 
-    def sync(self) -> NoReturn:
-        raise WillNotLoad("what was said")
-
-    async def coded(self) -> NoReturn:
-        raise CodedError("WEIGHTS.REFIT_ABORTED", "the watchdog", {"step": 7})
-
-    async def works(self) -> int:
-        return 1
-
-
-@coded(name=name_of)
-@ray.remote(num_cpus=0)
-class CodedOutside:
-    """``@coded`` over Ray's decorator."""
-
-    def __init__(self, fail: bool = False) -> None:
-        if fail:
-            raise FileNotFoundError(2, "no such file", "weights.bin")
-
-    async def httpx_status(self, status: int) -> None:
-        request = httpx.Request("POST", "http://10.0.0.1:30000/generate")
-        httpx.Response(status, text="the prompt is too long", request=request).raise_for_status()
-
-    async def keyword_only(self) -> NoReturn:
-        raise KeywordOnly(status=503)
-
-    def sync(self) -> NoReturn:
-        raise WillNotLoad("what was said")
-
-    async def coded(self) -> NoReturn:
-        raise CodedError("WEIGHTS.REFIT_ABORTED", "the watchdog", {"step": 7})
-
-    async def works(self) -> int:
-        return 1
-
-
-@coded(name=name_of)
-@ray.remote(num_cpus=0)
-def coded_task() -> None:
-    raise KeywordOnly(status=503)
-
-
-@ray.remote(num_cpus=0)
-class Aiohttp:
-    """aiohttp's errors through ``@coded`` methods."""
-
-    @coded(name=name_of)
-    async def aiohttp_status(self, status: int) -> None:
-        await Everything().aiohttp_status(status)
+    async def fail_in_child(self) -> None:
+        """A watchdog aborts inside the engine's process; all that comes back is a text around its own
+        (vLLM's: "Call to collective_rpc method failed")."""
+        told = mint("WEIGHTS.REFIT_ABORTED")
+        child = subprocess.run(  # noqa: ASYNC221 - a child that ends at once
+            [sys.executable, "-c", f"raise SystemExit('{told} the watchdog aborted the refit')"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        raise Exception(
+            f"Call to collective_rpc method failed: Worker failed with error '{child.stderr.strip()}'"
+        )
