@@ -25,7 +25,7 @@ QUIET = {"include_dashboard": False, "log_to_driver": False, "configure_logging"
 
 
 async def until_killed(url: str, events: Path) -> None:
-    ray.init(num_cpus=2, object_store_memory=100 * 1024 * 1024, **QUIET)
+    ray.init(address="local", num_cpus=2, object_store_memory=100 * 1024 * 1024, **QUIET)
     async with PosterPool(4, 2, events=Events.to_file(events, run="driver", role="pool")) as pool:
         print(json.dumps([[one.pid, one.create_time] for one in pool.stats().posters]), flush=True)
         while True:
