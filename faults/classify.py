@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeGuard, TypeVar
 
 from faults.fault import Blame, Fault, Outcome
 from faults.http_faults import HTTP, MAX_RETRY_AFTER, retry_after, status_code
@@ -36,6 +36,13 @@ _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNPARSABLE: Final = "aiohttp.http_exceptions"
 _UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
+# What a group and a class really hold, whatever a subclass or a metaclass says: a group that lists
+# itself would have no end.
+_LEAVES: Final = BaseExceptionGroup.exceptions
+_NAME: Final = type.__dict__["__name__"]
+
+T = TypeVar("T")
+
 
 def classify(exc: BaseException, *, key: bytes | None = None) -> Fault:
     """What ``exc`` means. Never raises; an exception that nothing names is UNKNOWN.EXCEPTION, which
@@ -43,15 +50,14 @@ def classify(exc: BaseException, *, key: bytes | None = None) -> Fault:
     try:
         return _classify(*_peel(exc), key)
     except Exception:  # noqa: BLE001 - an exception's properties may raise anything when they are read
-        return _make(
-            Code("UNKNOWN.EXCEPTION"), Trust.NONE, f"{type(exc).__name__}, whose attributes cannot be read"
-        )
+        name = clean(_NAME.__get__(type(exc)), 256)
+        return _make(Code("UNKNOWN.EXCEPTION"), Trust.NONE, f"{name}, whose attributes cannot be read")
 
 
 def _classify(inner: BaseException, hops: int, key: bytes | None) -> Fault:
-    if isinstance(inner, BaseExceptionGroup):
+    if _is(inner, BaseExceptionGroup):
         return _group(inner, hops, key)
-    if isinstance(inner, CodedError):
+    if _is(inner, CodedError):
         return _coded(inner, hops)
     row, name = _row(inner)
     if row == "UPSTREAM.SERVER_ERROR" or (row is not None and _status_of(inner) is not None):
@@ -106,13 +112,18 @@ def name_of(exc: BaseException) -> Code | None:
     return None if code.family is Family.UNKNOWN else code
 
 
+def _is(exc: object, kind: type[T]) -> TypeGuard[T]:
+    """isinstance, without asking the ``__class__`` that an exception may claim."""
+    return issubclass(type(exc), kind)
+
+
 def _peel(exc: BaseException) -> tuple[BaseException, int]:
     """What was raised beneath Ray's wrapping, and through how many hops it came."""
     hops = 0
     while hops < MAX_HOPS and any(_full(c) == TASK_ERROR for c in type(exc).__mro__):
         cause = vars(exc).get("cause")
         hops += 1
-        if not isinstance(cause, BaseException) or cause is exc:
+        if not _is(cause, BaseException) or cause is exc:
             break
         exc = cause
     return exc, hops
@@ -131,7 +142,7 @@ def _row(exc: BaseException) -> tuple[str | None, str]:
 
 
 def _carried(exc: BaseException) -> CodedError | None:
-    return next((one for one in walk(exc) if isinstance(one, CodedError)), None)
+    return next((one for one in walk(exc) if _is(one, CodedError)), None)
 
 
 def _coded(error: CodedError, hops: int) -> Fault:
@@ -143,7 +154,7 @@ def _coded(error: CodedError, hops: int) -> Fault:
         read(error).trust,
         error.detail,
         status=status if isinstance(status, int) and not isinstance(status, bool) else None,
-        retry_after=min(max(float(after), 0.0), MAX_RETRY_AFTER) if known and after is not None else None,
+        retry_after=float(min(max(0.0, after), MAX_RETRY_AFTER)) if known and after is not None else None,
         id=error.id,
     )
     return _nest(made, hops)
@@ -195,21 +206,22 @@ def _status_of(exc: BaseException) -> int | None:
 
 
 def _builtin(exc: BaseException) -> str | None:
-    if isinstance(exc, asyncio.CancelledError | concurrent.futures.CancelledError | KeyboardInterrupt):
+    kind = type(exc)  # not isinstance: see _is
+    if issubclass(kind, asyncio.CancelledError | concurrent.futures.CancelledError | KeyboardInterrupt):
         return "CANCEL.CALLER"
-    if isinstance(exc, ConnectionRefusedError):
+    if issubclass(kind, ConnectionRefusedError):
         return "TRANSPORT.CONNECT"
-    if isinstance(exc, _DISCONNECTED):
+    if issubclass(kind, _DISCONNECTED):
         return "TRANSPORT.DISCONNECTED"
-    if isinstance(exc, TimeoutError):
+    if issubclass(kind, TimeoutError):
         return "TIMEOUT.DEADLINE"
-    if isinstance(exc, ssl.SSLError):  # an OSError, as is the failure to resolve a name
+    if issubclass(kind, ssl.SSLError):  # an OSError, as is the failure to resolve a name
         return "TRANSPORT.TLS"
-    if isinstance(exc, socket.gaierror | socket.herror):
+    if issubclass(kind, socket.gaierror | socket.herror):
         return "TRANSPORT.CONNECT"
-    if isinstance(exc, MemoryError):
+    if issubclass(kind, MemoryError):
         return "NODE.OUT_OF_MEMORY"
-    if isinstance(exc, OSError):
+    if _is(exc, OSError):
         if exc.errno in _DISK_FULL:
             return "NODE.DISK_FULL"
         if exc.errno in _UNREACHABLE:
@@ -227,8 +239,8 @@ def _group(group: BaseExceptionGroup[BaseException], hops: int, key: bytes | Non
     stack: list[BaseException] = [group]
     while stack:
         leaf = stack.pop()
-        if isinstance(leaf, BaseExceptionGroup):
-            stack.extend(reversed(leaf.exceptions))
+        if _is(leaf, BaseExceptionGroup):
+            stack.extend(reversed(_LEAVES.__get__(leaf)))
             continue
         if len(faults) == MAX_LEAVES:
             faults.append(

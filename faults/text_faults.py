@@ -37,6 +37,7 @@ _FULL: Final[dict[str, str]] = {**RAY, **HTTP, **BUILTIN}
 _SHORT: Final[dict[str, str]] = {name.rpartition(".")[2]: code for name, code in _FULL.items()}
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for the tab and the end of a line
 # What stands before a line in a worker's log, in an ExceptionGroup's tree.
 _PREFIX = re.compile(
     r"^(?:\([^()\n]{1,80} pid=[0-9]{1,10}[^()\n]{0,80}\) ?)?(?:[ +|-]{1,40}\| ?)?", re.MULTILINE
@@ -79,8 +80,8 @@ def guess(text: str) -> tuple[str, int | None, str] | None:
 
 
 def plain(text: str) -> str:
-    """``text`` without terminal sequences: it comes from a log, and goes to a terminal."""
-    return _ANSI.sub("", text).replace("\x1b", "")
+    """``text`` without terminal sequences and control characters: it comes from a log, and goes to a terminal."""
+    return _CONTROL.sub("", _ANSI.sub("", text))
 
 
 def line_of(needle: str, text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from faults import Fault, classify_text
 from faults.meanings import meaning
+from faults.text_faults import plain
 from protocol import Code, catalogue
 from protocol.events import KEYS
 
@@ -27,6 +29,8 @@ MAX_INPUT: Final = 4 * 2**20
 MAX_EVENT_INPUT: Final = 64 * 2**20
 """Bytes of an events file that are looked at, from its beginning: the first failure explains the rest."""
 MAX_FOLLOWED: Final = 12
+_EVENTS: Final = re.compile(rb'\s*\{"ts":[0-9.eE+-]{1,40},"level":"[a-z]{1,16}","event":"')
+"""How an events file begins; other logs in JSON, which begin with a time too, are read from the end."""
 _COLOURS: Final = {"code": "bold red", "advice": "bold green"}
 
 
@@ -44,9 +48,9 @@ def explain(
     events = _events(text)
     told = explain_events(events) if events else explain_text(text)
     if cut:
-        told["cut"] = f"only {MAX_EVENT_INPUT if events else MAX_INPUT} bytes of the input were looked at"
+        told["cut"] = f"only {len(data)} bytes of the input were looked at"
     if json_output:
-        typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
+        typer.echo(_printable(json.dumps(told, indent=2, ensure_ascii=False)))
     else:
         _print(told)
     raise typer.Exit(0 if told["recognised"] else 1)
@@ -122,7 +126,7 @@ def _events(text: str) -> list[dict[str, Any]]:
             continue
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             event = None
         if isinstance(event, dict) and event.keys() >= set(KEYS):
             found.append(event)
@@ -132,29 +136,31 @@ def _events(text: str) -> list[dict[str, Any]]:
 
 
 def _read(source: str) -> tuple[bytes, bool]:
-    if source == "-":
-        return _bounded(sys.stdin.buffer)
-    path = Path(source)
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(4096)
-            if start.lstrip().startswith(b'{"ts":'):
-                return start + file.read(MAX_EVENT_INPUT - len(start)), size > MAX_EVENT_INPUT
-            if size <= MAX_INPUT:  # also a pipe, which has no size
-                rest, cut = _bounded(file)
-                return (start + rest)[-MAX_INPUT:], cut
-            file.seek(-MAX_INPUT, os.SEEK_END)
-            # A binary file shows at its beginning; its tail may be anything.
-            return (start[:4096] if b"\0" in start else b"") + file.read(MAX_INPUT), True
+        if source == "-":
+            if sys.stdin is None:
+                raise _refuse(source, "is closed; pipe a text in, or name a file")
+            return _bounded(sys.stdin.buffer)
+        with Path(source).open("rb") as file:
+            return _bounded(file, os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
         raise _refuse(source, "is not there; check the path, or pipe the text in and write -") from None
     except OSError as exc:
         raise _refuse(source, f"cannot be read: {exc.strerror}") from None
 
 
-def _bounded(file: BinaryIO) -> tuple[bytes, bool]:
-    kept, cut = b"", False
+def _bounded(file: BinaryIO, size: int = 0) -> tuple[bytes, bool]:
+    """The beginning of an events file or the end of any other, and whether that is not all of it.
+    ``size`` is 0 for a pipe, which has none."""
+    kept, cut = file.read(4096), False
+    if b"\0" in kept:
+        return kept, False  # binary, and perhaps without an end
+    if _EVENTS.match(kept):
+        kept += file.read(MAX_EVENT_INPUT - len(kept))
+        return kept, file.read(1) != b""
+    if size > MAX_INPUT:
+        file.seek(-MAX_INPUT, os.SEEK_END)
+        return file.read(MAX_INPUT), True
     while chunk := file.read(1 << 20):
         kept += chunk
         if len(kept) > MAX_INPUT:
@@ -170,7 +176,7 @@ def _print(told: dict[str, Any]) -> None:
         if isinstance(value, dict):
             value = ", ".join(f"{what} ×{n}" for what, n in value.items()) or "nothing"
         line = Text(f"{name:<10}", style="dim")
-        line.append(str(value), style=_COLOURS.get(name, ""))
+        line.append(_printable(str(value)), style=_COLOURS.get(name, ""))
         console.print(line, soft_wrap=True)
     if not told["recognised"]:
         console.print(
@@ -178,6 +184,12 @@ def _print(told: dict[str, Any]) -> None:
             "line to the exception's own, or the run's events.jsonl.",
             soft_wrap=True,
         )
+
+
+def _printable(text: str) -> str:
+    """``text`` as a terminal may get it: no control characters, and no lone surrogates, which JSON can
+    hold and UTF-8 cannot."""
+    return plain(text).encode("utf-8", "replace").decode("utf-8")
 
 
 def _refuse(source: str, what: str) -> typer.Exit:

@@ -25,16 +25,17 @@ from rich.console import Console
 
 from chaos import Injury
 from dispatch.engines import EngineFleet, embedded_spec
+from dispatch.engines.dialect import Api
 from dispatch.posting import PosterPool
 from dispatch.rollout import Failure, RolloutClient, Router, Sample, SampleWriter, load_prompts
 from dispatch.rollout.output import write_atomic
 from dispatch.rollout.prompts import Prompt
-from dispatch.rollout.reach import reach
+from dispatch.rollout.reach import Reached, reach
 from failsoft.job.breakage import break_things
 from failsoft.job.settings import Settings
 from failsoft.job.view import Progressing, Recovered, Summary, injury_text, print_summary
 from faults import classify
-from faults.alerts import AlertWatcher, RuleFile, build_sinks, default_rules, load_rules
+from faults.alerts import AlertWatcher, build_sinks, default_rules, load_rules
 from protocol import CodedError, Events
 
 OK: Final = 0
@@ -80,37 +81,14 @@ class Job:
         if len({r.api for r in reached}) > 1:
             how = ", ".join(f"{r.url} ({r.api})" for r in reached)
             raise CodedError("CONFIG.INVALID", f"the engines speak different dialects: {how}; run them apart")
-        code = OK
         with SampleWriter(settings.out, mode=settings.mode, run=self.run) as writer:
             skip = frozenset(writer.done)
             events_path = settings.out / "events.jsonl"
             _set_aside(events_path)  # an earlier part's events would fire its alerts again
-            with Events.to_file(events_path, run=self.run, role="driver") as events:
-                watcher = AlertWatcher(events_path, RuleFile(rules.rules, rules.sinks, rules.origin), sinks)
-                with self._signals():
-                    async with watcher:
-                        try:
-                            async with self._running(events, [r.url for r in reached]) as router:
-                                client = self._make_client(
-                                    router,
-                                    events,
-                                    reached[0].api if reached else "sglang",
-                                    reached[0].model if reached else "",
-                                )
-                                await self._sample(client, prompts, skip, writer, events)
-                                await self._wait_recovered()
-                        except asyncio.CancelledError:
-                            if self._signal is None:
-                                raise
-                            self.stopped_by = f"{self._signal.name}; go on with --resume"
-                            code = INTERRUPTED if self._signal is signal.SIGINT else TERMINATED
-                        except (CodedError, OSError) as exc:
-                            error = _named(exc)
-                            with suppress(OSError):  # the disk that is full may be the events' disk, too
-                                events.emit("run.failed", level="error", error=error, key="run")
-                            self.stopped_by = str(error.code) + ": " + " ".join(error.detail.split())
-                            code = BAD_INPUT if error.code.family == "CONFIG" else INCOMPLETE
-                        await watcher.drain(DRAIN)
+            with Events.to_file(events_path, run=self.run, role="driver") as events, self._signals():
+                async with AlertWatcher(events_path, rules, sinks) as watcher:
+                    code = await self._work(prompts, reached, writer, skip, events)
+                    await watcher.drain(DRAIN)
             writer.sync()
             written = len(writer.done) - len(skip)
             summary = self._summary(
@@ -122,6 +100,34 @@ class Job:
             finally:  # on a full disk it is only to be seen here, with how to go on
                 print_summary(self.console, summary)
         return summary.exit
+
+    async def _work(
+        self,
+        prompts: list[Prompt],
+        reached: list[Reached],
+        writer: SampleWriter,
+        skip: frozenset[tuple[str, int]],
+        events: Events,
+    ) -> int:
+        """The run itself. Returns the exit status; what stopped it is in ``stopped_by``."""
+        try:
+            async with self._running(events, [r.url for r in reached]) as router:
+                api: Api = reached[0].api if reached else "sglang"
+                client = self._make_client(router, events, api, reached[0].model if reached else "")
+                await self._sample(client, prompts, skip, writer, events)
+                await self._wait_recovered()
+        except asyncio.CancelledError:
+            if self._signal is None:
+                raise
+            self.stopped_by = f"{self._signal.name}; go on with --resume"
+            return INTERRUPTED if self._signal is signal.SIGINT else TERMINATED
+        except (CodedError, OSError) as exc:
+            error = _named(exc)
+            with suppress(OSError):  # the disk that is full may be the events' disk, too
+                events.emit("run.failed", level="error", error=error, key="run")
+            self.stopped_by = f"{error.code}: {' '.join(error.detail.split())}"
+            return BAD_INPUT if error.code.family == "CONFIG" else INCOMPLETE
+        return OK
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -175,14 +181,14 @@ class Job:
             )
             yield router
 
-    def _make_client(self, router: Router, events: Events, api: str, model: str) -> RolloutClient:
+    def _make_client(self, router: Router, events: Events, api: Api, model: str) -> RolloutClient:
         settings = self.settings
         assert self._pool is not None
         self._client = RolloutClient(
             self._pool,
             router,
             n=settings.n,
-            api="openai" if api == "openai" else "sglang",
+            api=api,
             model=model,
             sampling=settings.sampling,
             deadline=settings.deadline,

@@ -279,7 +279,7 @@ DRIVER = """
 import asyncio, json, sys, ray
 from dispatch.engines import EngineFleet, EngineSpec
 address, command, tag = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
-local = {"address": "local", "num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 * 1024 * 1024}
+local = {"address": "local", "num_cpus": 2, "include_dashboard": False}
 ray.init(log_to_driver=False, configure_logging=False, **({"address": address} if address else local))
 async def main():
     spec = EngineSpec(command=tuple(command), env={"TEST_TAG": tag})
