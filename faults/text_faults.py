@@ -80,7 +80,8 @@ def guess(text: str) -> tuple[str, int | None, str] | None:
 
 
 def plain(text: str) -> str:
-    """``text`` without terminal sequences and control characters: it comes from a log, and goes to a terminal."""
+    """``text`` without terminal sequences and control characters: it comes from a log, and goes to a
+    terminal."""
     return _CONTROL.sub("", _ANSI.sub("", text))
 
 

@@ -1,0 +1,60 @@
+"""``failsoft codes``: the catalogue, and the page that is made from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from failsoft.cli import app
+from failsoft.cli.codes import markdown
+from protocol import catalogue
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "codes.md"
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["codes", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_page_is_the_catalogues() -> None:
+    """A user's own codes, registered by other tests of this process, are no part of the page."""
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) >= 70
+    assert set(rows) <= set(markdown().splitlines()), "write it anew with `make docs`"
+    builtin = [line for line in markdown().splitlines() if line.startswith("| `")]
+    from protocol.builtin_codes import ENTRIES
+
+    assert [row.split("`")[1] for row in rows] == [
+        row.split("`")[1] for row in builtin if row.split("`")[1] in {str(e.code) for e in ENTRIES}
+    ]
+
+
+def test_all_as_json() -> None:
+    status, out, _ = run("--json")
+    assert status == 0
+    assert {row["code"] for row in json.loads(out)} == {str(entry.code) for entry in catalogue}
+
+
+@pytest.mark.parametrize("text", ["UPSTREAM.ABORTED", "upstream.aborted", " Upstream.Aborted "])
+def test_one_code(text: str) -> None:
+    status, out, _ = run(text)
+    assert status == 0
+    for part in ("UPSTREAM.ABORTED", "retry_elsewhere", catalogue.entry("UPSTREAM.ABORTED").runbook):
+        assert part in out
+
+
+@pytest.mark.parametrize("text", ["NOPE", "NOPE.X", "UPSTREAM.", "UPSTREAM.NEVER_HEARD_OF", "x y"])
+def test_what_is_no_code_gets_one_line(text: str) -> None:
+    status, out, err = run(text)
+    assert (status, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("failsoft codes: ")
+
+
+def test_the_list_names_every_code() -> None:
+    _, out, _ = run()
+    assert all(str(entry.code) in out for entry in catalogue)
