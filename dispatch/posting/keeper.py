@@ -185,8 +185,8 @@ class Keeper:
                 "poster.quarantined",
                 level="warning",
                 key=self.key,
-                code="ACTOR.UNAVAILABLE",
-                detail="no new work goes to this poster until it answers again",
+                error=lane.trouble,
+                generation=self._generation,
             )
             self._changed()
         elif lane.state is State.SERVING:

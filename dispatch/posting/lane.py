@@ -75,6 +75,7 @@ class PosterLane:
         self.occupied = 0
         self.state = State.STARTING
         self.info: PosterInfo | None = None
+        self.trouble: CodedError | None = None  # what the last probe found
         self._release = release
         self._on_state = on_state
         self._health = health
@@ -151,14 +152,15 @@ class PosterLane:
         assert self._hold is not None
         while True:
             wake = asyncio.ensure_future(self._suspect.wait())
+            news: set[asyncio.Future[Any]] = {wake}
+            if self.trouble is None or not self._hold.done():
+                news.add(self._hold)  # once it has told of the trouble, only the interval paces the probes
             try:
-                await asyncio.wait(
-                    {wake, self._hold}, timeout=self._health.interval, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait(news, timeout=self._health.interval, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 wake.cancel()
             self._suspect.clear()
-            failure = await self._probe()
+            self.trouble = failure = await self._probe()
             if failure is None:
                 strikes, away = 0, 0.0
                 if self._hold.done():  # answers, yet the death detector broke off: set a new one

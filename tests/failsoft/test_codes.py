@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from failsoft.cli import app
-from failsoft.cli.codes import markdown
-from protocol import catalogue
+from failsoft.cli.codes import as_dict, markdown
+from protocol import Family, catalogue
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "codes.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "codes.md"
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -33,6 +36,23 @@ def test_the_page_is_the_catalogues() -> None:
     ]
 
 
+def test_the_page_is_the_catalogues_to_the_byte() -> None:
+    """In a process of its own, where nobody has registered anything; as `make docs` writes it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "failsoft", "codes", "--markdown"], cwd=ROOT, capture_output=True, timeout=50
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == PAGE.read_bytes(), "write it anew with `make docs`"
+
+
+def test_the_page_holds_every_code_once_in_whole_tables_by_family() -> None:
+    rows = [line for line in markdown().splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == [str(entry.code) for entry in catalogue]
+    assert all(row.replace("\\|", "").count("|") == 6 for row in rows)
+    families = [line[3:] for line in markdown().splitlines() if line.startswith("## ")]
+    assert families == [f for f in Family if any(entry.code.family is f for entry in catalogue)]
+
+
 def test_all_as_json() -> None:
     status, out, _ = run("--json")
     assert status == 0
@@ -47,7 +67,15 @@ def test_one_code(text: str) -> None:
         assert part in out
 
 
-@pytest.mark.parametrize("text", ["NOPE", "NOPE.X", "UPSTREAM.", "UPSTREAM.NEVER_HEARD_OF", "x y"])
+def test_one_code_as_json() -> None:
+    status, out, _ = run("node.io", "--json")
+    assert status == 0
+    assert json.loads(out) == as_dict(catalogue.entry("NODE.IO"))
+
+
+@pytest.mark.parametrize(
+    "text", ["NOPE", "NOPE.X", "UPSTREAM.", "UPSTREAM.NEVER_HEARD_OF", "x y", "", "a\nb", "\udcff"]
+)
 def test_what_is_no_code_gets_one_line(text: str) -> None:
     status, out, err = run(text)
     assert (status, out) == (2, "")

@@ -1,4 +1,4 @@
-"""`failsoft explain` and `failsoft codes`: from what a person has in hand to what to do."""
+"""`failsoft explain`: from what a person has in hand to what to do."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from failsoft.cli.codes import as_dict, codes, markdown
-from failsoft.cli.explain import MAX_INPUT, explain
+from failsoft.cli import app
+from failsoft.cli.explain import MAX_EVENT_INPUT, MAX_INPUT
 from faults import classify_text
-from protocol import Code, CodedError, Events, Family, catalogue, mint
+from protocol import Code, CodedError, Events, catalogue, mint
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "tests" / "faults" / "samples"
 NAMES = sorted(path.stem for path in SAMPLES.glob("*.txt"))
 FACTS = ("code", "kind", "blame", "outcome", "trust", "advice", "meaning", "runbook", "evidence")
-
-app = typer.Typer()
-app.command()(explain)
-app.command()(codes)
+EVENT: dict[str, Any] = {
+    "ts": 1, "level": "error", "event": "a", "code": None, "id": None, "key": "", "run": "", "role": "",
+    "host": "", "pid": 1, "detail": "", "data": {},
+}  # fmt: skip
 
 
 def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
@@ -77,6 +77,37 @@ def test_a_token_in_a_workers_log_is_read() -> None:
     assert "\x1b" not in read["evidence"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "prefix", ["(Trainer pid=123) ", "\x1b[36m(Trainer.step pid=123, ip=10.0.0.2)\x1b[0m ", "\x1b[1;31m"]
+)
+def test_a_logs_prefixes_and_colours_are_read_through(name: str, prefix: str) -> None:
+    text = (SAMPLES / f"{name}.txt").read_text()
+    plain, prefixed = told("-", stdin=text), told("-", stdin=f"step 1\n{_before_each_line(prefix, text)}")
+    for fact in ("code", "kind", "blame", "outcome", "advice", "trust"):
+        assert prefixed[fact] == plain[fact]
+
+
+def _before_each_line(prefix: str, text: str) -> str:
+    return "".join(f"{prefix}{line}\n" for line in text.split("\n"))
+
+
+@pytest.mark.parametrize("nasty", ["\x1b[2J", "\x1b]0;a title\x07", "\x9b31m", "\x85", "\x08\x7f", "\r"])
+def test_nothing_that_a_terminal_obeys_gets_through(tmp_path: Path, nasty: str) -> None:
+    event = {**EVENT, "code": "NODE.IO", "event": f"a{nasty}", "key": f"k{nasty}", "detail": f"d{nasty}"}
+    events = tmp_path / "events.jsonl"
+    events.write_text(2 * (json.dumps(event) + "\n"))
+    for text in (
+        events.read_text(),
+        f"httpx.ConnectError: {nasty}\n",
+        f"{nasty} {mint('NODE.IO')} {nasty}\n",
+    ):
+        for option in ((), ("--json",)):
+            done = run("explain", "-", *option, stdin=text)
+            assert done.exit_code == 0
+            assert not {c for c in done.stdout if c != "\n" and not c.isprintable()}
+
+
 def test_markup_and_secrets_in_the_text_are_plain() -> None:
     text = "httpx.ConnectError: [bold]http://user:s3cr3t@host[/bold] [link=x]\n"
     done = run("explain", "-", stdin=text)
@@ -85,7 +116,11 @@ def test_markup_and_secrets_in_the_text_are_plain() -> None:
     assert "s3cr3t" not in done.stdout
 
 
-@pytest.mark.parametrize("text", ["all is well\n", "ValueError: x\n", "{}\n", "[1, 2]\n", "\ufffd\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["all is well\n", "ValueError: x\n", "{}\n", "[1, 2]\n", "\ufffd\n", "[" * 200_000, '{"a":' * 200_000],
+    ids=range(7),
+)
 def test_nothing_recognised_is_status_1_and_says_what_to_do(text: str) -> None:
     done = run("explain", "-", stdin=text)
     assert done.exit_code == 1
@@ -125,6 +160,39 @@ def test_a_file_that_is_missing_a_folder_or_forbidden(tmp_path: Path) -> None:
     assert "is not there" in run("explain", str(tmp_path / "nothing")).stderr
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_text("httpx.ConnectError: x\n")
+    file.chmod(0)
+    done = run("explain", str(file))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"failsoft explain: {file} cannot be read: Permission denied\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no such file here")
+def test_a_file_that_refuses_to_be_read_is_one_line() -> None:
+    """Opens, and fails at the first read: whoever runs this, root too."""
+    done = run("explain", "/proc/self/mem")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "failsoft explain: /proc/self/mem cannot be read: Input/output error\n"
+
+
+@pytest.mark.parametrize("stdin", ["<&-", "</dev/zero"])
+def test_a_closed_input_and_one_without_end_are_refused_at_once(stdin: str) -> None:
+    command = [sys.executable, "-m", "failsoft", "explain", "-"]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {stdin}', "sh", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("failsoft explain: the input is ")
+
+
 def test_only_the_tail_of_a_long_log_is_looked_at_and_it_says_so(tmp_path: Path) -> None:
     log = tmp_path / "log"
     line = "step took 3 s\n"
@@ -138,8 +206,30 @@ def test_only_the_tail_of_a_long_log_is_looked_at_and_it_says_so(tmp_path: Path)
     assert told(str(log))["recognised"] is False
 
 
+def test_a_file_of_50_mb_takes_a_few_of_its_tail(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    line = "step took 3 s\n"
+    log.write_text(line * (50 * 2**20 // len(line)) + "httpx.ConnectError: late\n")
+    tracemalloc.start()
+    try:
+        read = told(str(log))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert read["code"] == "TRANSPORT.CONNECT"
+    assert read["cut"] == f"only {MAX_INPUT} bytes of the input were looked at"
+    assert peak < 12 * MAX_INPUT < log.stat().st_size
+
+
+def test_a_log_in_json_is_no_events_file_and_is_read_from_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    line = '{"ts":1,"level":"info","msg":"%s"}\n' % ("x" * 200)
+    log.write_text(line * (MAX_EVENT_INPUT // len(line) + 9) + "httpx.ConnectError: late\n")
+    assert told(str(log))["code"] == "TRANSPORT.CONNECT"
+
+
 def test_memory_is_bounded_on_a_pipe_without_end() -> None:
-    """200 MB through a pipe, in a process that may have 1 GB of address space beyond what it maps."""
+    """200 MB through a pipe, in a process that may take 150 MB beyond what it has mapped."""
     script = (
         "import resource, sys; from failsoft.cli.explain import explain; import typer\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
@@ -220,73 +310,49 @@ def test_line_separators_inside_an_event_do_not_end_it(tmp_path: Path) -> None:
 
 def test_events_that_are_written_badly_do_not_break_it(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    base: dict[str, Any] = json.loads(
-        '{"ts":1,"level":"error","event":"a","code":null,"id":null,"key":"","run":"","role":"","host":"","pid":1,'
-        '"detail":"","data":{}}'
-    )
     rows = [
-        base,
-        {**base, "code": 5},
-        {**base, "code": "nonsense"},
-        {**base, "code": "GPU.ECC"},
-        {**base, "level": []},
+        EVENT,
+        {**EVENT, "code": 5},
+        {**EVENT, "code": "nonsense"},
+        {**EVENT, "code": "GPU.ECC"},
+        {**EVENT, "level": []},
     ]
     path.write_text(
-        "".join(json.dumps(row) + "\n" for row in [*rows, {**base, "code": "NODE.IO", "detail": [1]}])
+        "".join(json.dumps(row) + "\n" for row in [*rows, {**EVENT, "code": "NODE.IO", "detail": [1]}])
     )
     assert told(str(path))["code"] == "NODE.IO"
 
 
-# -- the catalogue
+def test_a_lone_surrogate_in_an_event_can_be_printed(tmp_path: Path) -> None:
+    """JSON can hold one, UTF-8 cannot."""
+    path = tmp_path / "events.jsonl"
+    path.write_text(json.dumps({**EVENT, "code": "NODE.IO", "detail": "a \ud800 b"}) + "\n")
+    assert told(str(path))["evidence"] == "a ? b"
+    assert "a ? b" in run("explain", str(path)).stdout
 
 
-def test_codes_lists_every_code() -> None:
-    done = run("codes")
-    assert done.exit_code == 0
-    for entry in catalogue:
-        assert str(entry.code) in done.stdout
+def test_a_long_events_file_is_read_from_its_beginning_when_piped_too(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with Events.to_file(path, run="r1", role="driver") as events:
+        events.emit("engine.exited", level="error", error=CodedError("ENGINE.EXITED", "signal 9"))
+        events.emit("post.done", detail="x" * 1000)
+    first, line = path.read_text().splitlines(keepends=True)
+    path.write_text(first + line * (2 * MAX_INPUT // len(line)))
+    for read in (told(str(path)), told("-", stdin=path.read_bytes())):
+        assert (read["code"], read["event"]) == ("ENGINE.EXITED", "engine.exited")
+        assert "cut" not in read
+    path.write_text(first + line * (MAX_EVENT_INPUT // len(line) + 9))
+    assert told(str(path))["cut"] == f"only {MAX_EVENT_INPUT} bytes of the input were looked at"
 
 
-def test_codes_as_json() -> None:
-    done = run("codes", "--json")
-    assert json.loads(done.stdout) == [as_dict(entry) for entry in catalogue]
-    assert json.loads(run("codes", "node.io", "--json").stdout) == as_dict(catalogue.entry("NODE.IO"))
+# -- the command itself
 
 
-def test_one_code_in_words() -> None:
-    done = run("codes", "NODE.IO")
-    assert done.exit_code == 0
-    for value in as_dict(catalogue.entry("NODE.IO")).values():
-        assert value in done.stdout
-
-
-@pytest.mark.parametrize("wrong", ["nonsense", "NODE.NEVER_SEEN", "GPU.ECC", "NODE."])
-def test_a_code_that_is_none_is_one_line_and_status_2(wrong: str) -> None:
-    done = run("codes", wrong)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert wrong.upper() in done.stderr
-
-
-def test_the_page_is_the_catalogue() -> None:
-    page = (ROOT / "docs" / "codes.md").read_text()
-    assert page == markdown(), "write it anew: make docs"
-    assert run("codes", "--markdown").stdout == page
-
-
-def test_the_page_holds_every_code_once_in_a_whole_table() -> None:
-    rows = [line for line in markdown().splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1] for row in rows] == [str(entry.code) for entry in catalogue]
-    assert all(row.replace("\\|", "").count("|") == 6 for row in rows)
-    families = [line[3:] for line in markdown().splitlines() if line.startswith("## ")]
-    assert families == [f for f in Family if any(e.code.family is f for e in catalogue)]
-
-
-def test_the_front_door_has_both_commands() -> None:
+def test_the_command_itself_explains_what_is_piped_in() -> None:
     environment = {**os.environ, "NO_COLOR": "1"}
     text = f"x {mint(Code('NODE.IO'))}\n"
     done = subprocess.run(
-        [sys.executable, "-c", "from failsoft.cli import main; main()", "explain", "-"],
+        [sys.executable, "-m", "failsoft", "explain", "-"],
         input=text, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=50, check=False,
     )  # fmt: skip
     assert done.returncode == 0

@@ -4,6 +4,7 @@ import asyncio
 
 from dispatch.posting.lane import Health, PosterLane
 from dispatch.posting.request import Item
+from protocol import CodedError
 
 
 async def test_a_place_comes_back_when_the_lane_ends_before_its_keeper_task_has_begun() -> None:
@@ -16,3 +17,26 @@ async def test_a_place_comes_back_when_the_lane_ends_before_its_keeper_task_has_
     await asyncio.sleep(0)
     assert released == [lane]
     assert not lane._abandoned
+
+
+async def test_an_unavailable_poster_is_probed_at_its_interval_and_not_in_a_hot_loop() -> None:
+    """The death detector breaks off with the first trouble; from then on only the interval paces."""
+    lane = PosterLane("poster/0.1", lambda _: None, lambda _: None, Health(interval=0.1, unavailable=1.0))
+    probes = 0
+
+    async def away() -> CodedError:
+        nonlocal probes
+        probes += 1
+        return CodedError("ACTOR.UNAVAILABLE", "out of reach")
+
+    async def broken() -> None:
+        raise ConnectionResetError
+
+    lane._probe = away  # type: ignore[method-assign]
+    lane._hold = asyncio.create_task(broken())
+    async with asyncio.timeout(20):
+        why = await lane.watch()
+    assert why.code == "ACTOR.UNAVAILABLE"
+    assert lane.trouble is why
+    assert 2 <= probes <= 20
+    assert isinstance(lane._hold.exception(), ConnectionResetError)
