@@ -22,6 +22,7 @@ from protocol.token import mint, new_id
 
 MAX_CHAIN: Final = 8
 """Most causes kept as data."""
+_LEAVES: Final[Any] = vars(BaseExceptionGroup)["exceptions"]
 
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -147,7 +148,9 @@ def below(exc: BaseException, *, context: bool = False) -> Iterator[BaseExceptio
     to a reader, but it is another failure, and must not lend the new one its name. Attributes that
     raise when they are read hide what is below them, and nothing else."""
     try:
-        found: list[object] = list(exc.exceptions) if isinstance(exc, BaseExceptionGroup) else []
+        found: list[object] = []
+        if issubclass(type(exc), BaseExceptionGroup):  # not isinstance, which asks a foreign __class__
+            found += _LEAVES.__get__(exc)  # not the attribute, which a subclass may have replaced
         found.append(vars(exc).get("cause"))
         if exc.__cause__ is not None:
             found.append(exc.__cause__)

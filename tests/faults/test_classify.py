@@ -14,7 +14,7 @@ import httpx
 import pytest
 import ray.exceptions as rex
 from aiohttp import ClientResponseError, RequestInfo
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -23,6 +23,7 @@ from faults import Action, Blame, Fault, Kind, Outcome, classify, decide, name_o
 from faults.classify import MAX_HOPS, MAX_LEAVES
 from faults.http_faults import MAX_RETRY_AFTER
 from protocol import CodedError, Trust, catalogue, mint
+from protocol.safe import MAX_DETAIL
 from tests.protocol.badly_written import HOSTILE
 
 KEY = b"the run's key"
@@ -230,6 +231,115 @@ async def test_a_reply_that_is_no_http_is_not_the_requests_fault() -> None:
 # -- Ray, without a cluster (tests/ray_table holds the same on a running one)
 
 
+# What the caller gets (the table of docs: what Ray 2.60 really does), each built by hand.
+def unserializable(text: str) -> Exception:
+    return rex.UnserializableException(text)
+
+
+def unpicklable(text: str) -> Exception:
+    """An attribute that cannot be pickled: the cause is a bare RayError, of which only text is left."""
+    return rex.RayTaskError("f", text, rex.RayError(text)).as_instanceof_cause()
+
+
+def init_failed(text: str) -> Exception:
+    return rex.ActorDiedError(rex.RayTaskError("Actor.__init__", text, ValueError(text)))
+
+
+def preempted() -> Exception:
+    died = rex.ActorDiedError()
+    died._preempted = True
+    return died
+
+
+RAISED = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n{}\n'
+HAND_MADE: dict[str, tuple[BaseException, str, Blame, Outcome]] = {
+    "an ordinary exception": (through_ray(ValueError("x")), "TASK.FAILED", Blame.CALLEE, Outcome.RAN),
+    "an inner actor died": (
+        through_ray(rex.ActorDiedError()), "ACTOR.NESTED_DIED", Blame.NESTED, Outcome.UNKNOWN,
+    ),
+    "an inner call timed out": (
+        through_ray(rex.GetTimeoutError("x")), "TIMEOUT.NESTED", Blame.NESTED, Outcome.UNKNOWN,
+    ),
+    "keyword-only arguments": (
+        unserializable(RAISED.format("mine.Wrong: it broke")), "TASK.UNSERIALIZABLE", Blame.CALLEE,
+        Outcome.RAN,
+    ),
+    "keyword-only arguments, of a known type": (
+        unserializable(RAISED.format("httpx.ConnectError: refused")),
+        "TRANSPORT.CONNECT", Blame.UPSTREAM, Outcome.NOT_RUN,
+    ),
+    "an attribute that cannot be pickled": (
+        unpicklable(RAISED.format("aiohttp.client_exceptions.ClientResponseError: 400, message='no'")),
+        "REQUEST.REJECTED", Blame.REQUEST, Outcome.NOT_RUN,
+    ),
+    "a group with a bad leaf": (
+        unpicklable(RAISED.format("ExceptionGroup: g (2 sub-exceptions)")), "INTERNAL.RAY", Blame.CALLEE,
+        Outcome.UNKNOWN,
+    ),
+    "anything in __init__": (init_failed("x"), "ACTOR.INIT_FAILED", Blame.CALLEE, Outcome.NOT_RUN),
+    "anything in an inner __init__": (
+        through_ray(init_failed("x")), "ACTOR.INIT_FAILED", Blame.NESTED, Outcome.NOT_RUN,
+    ),
+    "killed": (rex.ActorDiedError(), "ACTOR.DIED", Blame.CALLEE, Outcome.UNKNOWN),
+    "killed, restarts left": (
+        rex.ActorUnavailableError("x", b"0" * 16), "ACTOR.UNAVAILABLE", Blame.CALLEE, Outcome.UNKNOWN,
+    ),
+    "preempted": (preempted(), "NODE.PREEMPTED", Blame.NODE, Outcome.UNKNOWN),
+    "cancelled while queued": (rex.TaskCancelledError(), "CANCEL.REMOTE", Blame.CALLER, Outcome.UNKNOWN),
+    "cancelled while running": (
+        through_ray(rex.TaskCancelledError()), "CANCEL.REMOTE", Blame.CALLER, Outcome.UNKNOWN,
+    ),
+    "no answer in time": (rex.GetTimeoutError("x"), "TIMEOUT.RAY_GET", Blame.CALLEE, Outcome.UNKNOWN),
+    "the node is gone": (rex.NodeDiedError("x"), "NODE.DIED", Blame.NODE, Outcome.UNKNOWN),
+    "the worker is gone": (rex.WorkerCrashedError(), "TASK.WORKER_CRASHED", Blame.CALLEE, Outcome.UNKNOWN),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HAND_MADE)
+def test_what_the_caller_gets(name: str) -> None:
+    exc, code, blame, outcome = HAND_MADE[name]
+    fault = classify(exc)
+    assert (str(fault.code), fault.blame, fault.outcome) == (code, blame, outcome)
+
+
+def test_a_dual_is_what_its_cause_was_and_still_nested() -> None:
+    """`RayTaskError(ActorDiedError)` is an instance of both: asking for either says the wrong thing."""
+    dual = through_ray(rex.ActorDiedError())
+    assert isinstance(dual, rex.RayTaskError)
+    assert isinstance(dual, rex.RayActorError)
+    assert decide(classify(dual)).action is Action.RETRY_ELSEWHERE
+    assert decide(classify(rex.ActorDiedError())).action is Action.RECREATE
+    timeout = through_ray(rex.GetTimeoutError("x"))
+    assert isinstance(timeout, TimeoutError | OSError)
+    assert classify(timeout).blame is Blame.NESTED
+    both = through_ray(CodedError("WEIGHTS.REFIT_ABORTED", "d"))
+    assert isinstance(both, rex.RayTaskError)
+    assert isinstance(both, CodedError)
+    assert classify(both).trust is Trust.STRUCTURED
+
+
+@pytest.mark.parametrize("make", [init_failed, unserializable, unpicklable])
+def test_a_token_is_read_where_only_text_survives(make: Any) -> None:
+    error = CodedError("ENGINE.PORT_TAKEN", "30000")
+    fault = classify(make(RAISED.format(f"protocol.errors.CodedError: {error}")))
+    assert (fault.code, fault.id, fault.trust) == ("ENGINE.PORT_TAKEN", error.id, Trust.CHECKSUMMED)
+    signed = RAISED.format(mint("ENGINE.PORT_TAKEN", key=KEY))
+    assert classify(make(signed), key=KEY).trust is Trust.SIGNED
+
+
+def test_what_failed_in_an_init_did_not_run_whatever_its_code_says() -> None:
+    token = mint("TASK.FAILED")
+    direct, inner = classify(init_failed(token)), classify(through_ray(init_failed(token)))
+    assert (direct.code, direct.blame, direct.outcome) == ("TASK.FAILED", Blame.CALLEE, Outcome.NOT_RUN)
+    assert (inner.code, inner.blame, inner.outcome) == ("TASK.FAILED", Blame.NESTED, Outcome.NOT_RUN)
+
+
+def test_a_token_in_the_text_of_a_death_that_is_no_failed_init_is_not_believed() -> None:
+    died = rex.ActorDiedError()
+    died.error_msg = f"it printed {mint('BACKPRESSURE.OVERLOADED')}"
+    assert classify(died).code == "ACTOR.DIED"
+
+
 def test_what_died_inside_our_callee_is_nested() -> None:
     for died in (rex.ActorDiedError(), rex.RayActorError()):
         assert classify(died).code == "ACTOR.DIED"
@@ -355,6 +465,39 @@ def test_a_known_type_beats_a_token_in_its_text() -> None:
     )  # type: ignore[arg-type]
 
 
+# -- what happened to be handled when it arose
+
+CONTEXTS: list[BaseException] = [
+    CodedError("BACKPRESSURE.OVERLOADED", "another failure"),
+    httpx.ConnectError("refused"),
+    ConnectionRefusedError(),
+    ValueError(mint("BACKPRESSURE.OVERLOADED")),
+    rex.ActorDiedError(),
+]
+
+
+def raise_while_handling(context: BaseException, exc: Exception) -> None:
+    try:
+        raise context
+    finally:
+        raise exc
+
+
+@pytest.mark.parametrize("context", CONTEXTS, ids=lambda e: type(e).__name__)
+def test_an_implicit_context_never_lends_its_name(context: BaseException) -> None:
+    def raised(exc: Exception) -> Exception:
+        with pytest.raises(type(exc)) as caught:
+            raise_while_handling(context, exc)
+        return caught.value
+
+    bare = raised(ValueError("x"))
+    assert bare.__context__ is context
+    assert classify(bare).code == "UNKNOWN.EXCEPTION"
+    assert classify(through_ray(raised(ValueError("x")))).code == "TASK.FAILED"
+    assert classify(group(raised(ValueError("x")))).code == "UNKNOWN.EXCEPTION"
+    assert classify(raised(CodedError("NODE.IO", "d"))).code == "NODE.IO"
+
+
 # -- hostile
 
 
@@ -366,6 +509,71 @@ def test_a_hostile_exception_is_classified(name: str) -> None:
         assert decide(fault).action is Action.GIVE_UP
         assert fault.code in ("UNKNOWN.EXCEPTION", "TASK.FAILED")
         assert len(fault.evidence) <= 2048
+
+
+@pytest.mark.parametrize(
+    "claimed", [CodedError, ConnectionRefusedError, ExceptionGroup, OSError, TimeoutError, KeyboardInterrupt]
+)
+def test_a_class_that_an_exception_claims_is_not_believed(claimed: type[BaseException]) -> None:
+    class Liar(Exception):
+        __class__ = property(lambda self: claimed)  # type: ignore[assignment]
+        code = CodedError("BACKPRESSURE.OVERLOADED").code
+        detail, data, id, errno = "", {}, "0" * 8, errno.ENOSPC
+        exceptions = (REFUSED,)
+
+    assert isinstance(Liar("x"), claimed)
+    for exc in (Liar("x"), through_ray(Liar("x")), group(Liar("x"), REFUSED)):
+        assert classify(exc).code in ("UNKNOWN.EXCEPTION", "TASK.FAILED")
+
+
+def test_a_group_that_lists_itself_ends_and_is_what_it_really_holds() -> None:
+    class Ouroboros(ExceptionGroup[Exception]):
+        @property
+        def exceptions(self) -> tuple[Any, ...]:
+            return (self,)
+
+    assert classify(Ouroboros("g", [httpx_error(400)])).code == "REQUEST.REJECTED"
+    assert classify(group(Ouroboros("g", [ValueError("x")]), REFUSED)).code == "UNKNOWN.EXCEPTION"
+
+
+def test_a_metaclass_that_hides_the_name_of_a_class() -> None:
+    class Meta(type):
+        @property
+        def __name__(cls) -> str:
+            raise RuntimeError("no name")
+
+    class Nameless(Exception, metaclass=Meta):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    for exc in (Nameless("x"), group(Nameless("x"), REFUSED)):
+        assert classify(exc).code == "UNKNOWN.EXCEPTION"
+
+
+@pytest.mark.parametrize("replaced", [(), (1, 2, 3), (object(),), ("BACKPRESSURE.OVERLOADED",)])
+def test_replaced_args_change_nothing(replaced: tuple[object, ...]) -> None:
+    for exc, code in (
+        (CodedError("NODE.IO", "d"), "NODE.IO"),
+        (rex.GetTimeoutError("x"), "TIMEOUT.RAY_GET"),
+        (httpx.ReadTimeout("x"), "TIMEOUT.READ"),
+        (OSError(errno.ENOSPC, "x"), "NODE.DISK_FULL"),
+        (httpx_error(429), "BACKPRESSURE.RATE_LIMITED"),
+    ):
+        exc.args = replaced
+        assert classify(exc).code == code
+        assert classify(through_ray(exc)).code == code.replace("RAY_GET", "NESTED")
+
+
+@pytest.mark.parametrize(
+    "after", [float("nan"), float("inf"), -float("inf"), 10**400, -(10**400)], ids=lambda n: str(n)[:5]
+)
+def test_a_retry_after_beyond_every_number_is_bounded(after: float) -> None:
+    error = CodedError("BACKPRESSURE.OVERLOADED", "full")
+    error.data = {"retry_after": after}  # past what the constructor lets through
+    fault = classify(error)
+    assert fault.code == "BACKPRESSURE.OVERLOADED"
+    assert fault.retry_after is not None
+    assert 0.0 <= fault.retry_after <= MAX_RETRY_AFTER
 
 
 PARTS: dict[str, Any] = {
@@ -415,3 +623,68 @@ def test_no_exception_makes_classify_raise(
     fault = classify(group(exc, REFUSED) if in_a_group else exc)
     assert isinstance(fault, Fault)
     assert fault.code in catalogue
+
+
+# -- trees of everything above, drawn as data: some of these exceptions cannot even be shown
+
+HARMLESS: dict[str, Exception] = {
+    "refused": REFUSED,
+    "cut": CUT,
+    "429": httpx_error(429, retry_after="3"),
+    "coded": CodedError("TRANSPORT.CONNECT"),
+    "died": rex.ActorDiedError(),
+}
+FORBIDS: dict[str, Exception] = {
+    "unknown": ValueError("x"),
+    "400": httpx_error(400),
+    "coded, invalid": CodedError("CONFIG.INVALID"),
+    # Without what is slow by the hundred, and what Ray itself stumbles over when it is made.
+    **{name: exc for name, exc in HOSTILE.items() if name not in ("20 MB", "class raises")},
+}
+
+
+def trees(leaves: dict[str, Exception]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.sampled_from(sorted(leaves)),
+        lambda below: st.one_of(
+            st.tuples(st.just("group"), st.lists(below, min_size=1, max_size=4)),
+            st.tuples(st.sampled_from(["cause", "ray"]), below),
+        ),
+        max_leaves=12,
+    )
+
+
+def built(tree: Any) -> Exception:
+    if isinstance(tree, str):
+        return {**HARMLESS, **FORBIDS}[tree]
+    how, below = tree
+    if how == "group":
+        return ExceptionGroup("g", [built(one) for one in below])
+    exc = built(below)
+    if how == "ray":
+        return through_ray(exc)
+    above = RuntimeError("above")
+    above.__cause__, above.__context__ = exc, CodedError("BACKPRESSURE.OVERLOADED")
+    return above
+
+
+@settings(deadline=None)
+@given(trees({**HARMLESS, **FORBIDS}))
+def test_any_tree_has_a_fault_of_the_catalogue(tree: Any) -> None:
+    exc = built(tree)
+    fault = classify(exc)
+    assert fault.code in catalogue
+    assert fault.code != "BACKPRESSURE.OVERLOADED", "only an implicit context holds that"
+    assert len(fault.evidence) <= MAX_DETAIL
+    assert classify(exc) == fault
+
+
+@settings(deadline=None)
+@given(st.lists(trees(HARMLESS), max_size=3), trees(FORBIDS), st.integers(0, 3))
+def test_a_group_with_a_leaf_that_forbids_it_is_never_sent_again(
+    others: list[Any], forbids: Any, place: int
+) -> None:
+    others.insert(place, forbids)
+    exc = built(("group", others))
+    for one in (exc, through_ray(exc)):
+        assert decide(classify(one)).action is Action.GIVE_UP

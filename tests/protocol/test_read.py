@@ -299,3 +299,22 @@ def test_anything_can_be_read(thing: object) -> None:
 def test_what_holds_no_text_has_no_code() -> None:
     for thing in (None, 5, object(), [token()], read, type):
         assert read(thing) == Reading()
+
+
+def test_a_groups_leaves_are_its_own_whatever_it_claims() -> None:
+    """A group whose ``exceptions`` never end is not followed, and what only claims to be one is none."""
+
+    class Endless(ExceptionGroup[Exception]):
+        @property
+        def exceptions(self) -> object:  # type: ignore[override]
+            return iter(lambda: ValueError("again"), None)
+
+    class Claims(Exception):
+        __class__ = ExceptionGroup  # type: ignore[assignment]
+        exceptions = (CodedError("WEIGHTS.REFIT_ABORTED"),)
+
+    outer = RuntimeError("outer")
+    outer.__cause__ = Endless("group", [CodedError("NODE.IO")])
+    assert code_of(outer) == "NODE.IO"
+    outer.__cause__ = Claims("no group")
+    assert code_of(outer) is None
