@@ -128,8 +128,11 @@ class Guard:
                 if os.getppid() != me:
                     os._exit(127)  # the guard died before the signal was set
                 os.setsid()
-                for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; exec would keep that
-                    signal.signal(number, signal.SIG_DFL)
+                for number in signal.valid_signals():
+                    # What is ignored stays so through exec: Python ignores PIPE and XFSZ, a shell's
+                    # background job INT and QUIT, and an engine that ignores TERM cannot be stopped.
+                    with contextlib.suppress(OSError, ValueError):  # KILL, STOP and libc's own cannot be set
+                        signal.signal(number, signal.SIG_DFL)
                 os.chdir(cwd)
                 path = argv[0]
                 os.execvpe(path, argv, env)  # noqa: S606 - the operator's command, without a shell
