@@ -233,8 +233,8 @@ async def test_a_call_nobody_waits_for_any_more_keeps_running(tmp_path: Path) ->
 async def test_cancel_on_an_async_actor_is_a_real_cancellation(tmp_path: Path) -> None:
     actor, log = Plain.options(max_concurrency=1).remote(), tmp_path / "log"
     running = actor.mark.remote(str(log), 60.0)
-    queued = actor.mark.remote(str(tmp_path / "other"), 60.0)
     await until(log.exists, what="the first call began")
+    queued = actor.mark.remote(str(tmp_path / "other"), 60.0)  # only now: async actors keep no order
     ray.cancel(queued)
     ray.cancel(running)
     exc = await failure_of(running)
