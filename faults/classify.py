@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeGuard, TypeVar
 
+from faults.decide import rank
 from faults.fault import Blame, Fault, Outcome
 from faults.http_faults import HTTP, MAX_RETRY_AFTER, retry_after, status_code
 from faults.meanings import meaning
@@ -233,8 +234,6 @@ def _builtin(exc: BaseException) -> str | None:
 def _group(group: BaseExceptionGroup[BaseException], hops: int, key: bytes | None) -> Fault:
     """The leaf that allows the least: a group is retried only when every leaf may be, and it is known
     not to have run only when that is known of every leaf."""
-    from faults.decide import rank  # the order of actions is decide's business
-
     faults: list[Fault] = []
     stack: list[BaseException] = [group]
     while stack:

@@ -150,7 +150,7 @@ class PosterPool:
             for keeper in self._keepers:
                 keeper.begin()
             await asyncio.gather(*(keeper.settled.wait() for keeper in self._keepers))
-        except BaseException:
+        except BaseException:  # cancelled or failed: a start leaves nothing behind
             await self.close()
             raise
         self._resplit()
@@ -198,7 +198,7 @@ class PosterPool:
             ledger.failed += 1
             ledger.failed_by_code[str(error.code)] += 1
             raise
-        except BaseException as exc:
+        except BaseException as exc:  # whatever it is, the accounting has to hold
             ledger.failed += 1
             ledger.failed_by_code["INTERNAL.BUG"] += 1
             if not isinstance(exc, Exception):
