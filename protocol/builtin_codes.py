@@ -25,6 +25,15 @@ ENTRIES: Final = (
        "Decorate the raising side with @coded so that type, text and code survive."),
     _e("TASK.WORKER_CRASHED", "retry_elsewhere", "unknown", "the worker process of a task died while running it",
        "Look for OOM kills (dmesg, the raylet log) and segfaults in the worker's log. Idempotent work is retried."),
+    _e("TASK.PROCESS_KILLED", "retry_elsewhere", "unknown", "a child process was ended by a signal from outside",
+       "The signal is in the data. Unasked SIGKILLs are mostly the OOM killer (dmesg, the cgroup's memory.events) or an "
+       "operator; idempotent work is retried elsewhere."),
+    _e("TASK.PROCESS_CRASHED", "give_up", "unknown", "a child process crashed: segfault, abort, illegal instruction, bus error",
+       "The signal is in the data and faulthandler's stack, if any, in the last lines of its output. Start it under gdb, or "
+       "with the native library that crashed taken out; the same input will often crash it again."),
+    _e("TASK.PROCESS_EXITED", "give_up", "ran", "a child process ended with a status other than 0 and named no failure",
+       "The status is in the data; read the last lines of its output. A process started through protocol.carriers.child "
+       "would have left its failure's name in an error file."),
     _e("TASK.ENVIRONMENT", "give_up", "not_run", "a task's or actor's runtime environment could not be set up",
        "Read runtime_env_setup-*.log on the node named in the detail: usually a package or a working_dir."),
     _e("TASK.UNSCHEDULABLE", "give_up", "not_run", "no node of the cluster can ever satisfy the resources asked for",

@@ -2,8 +2,9 @@
 
 ``ts`` (unix seconds) · ``level`` · ``event`` (a dotted name, ``poster.died``) · ``code`` and ``id``
 (of the failure, or null) · ``key`` (what it is about: ``poster/0``) · ``run`` · ``role`` · ``host`` ·
-``pid`` · ``detail`` (text) · ``data`` (everything else). Alert rules, ``failsoft explain`` and
-dashboards read these; a new fact goes into ``data``, never beside it.
+``pid`` · ``detail`` (text) · ``data`` (everything else) · ``token`` (the failure's token, or null: last
+in the line, so that a line cut at either end still names its failure). Alert rules, ``failsoft
+explain`` and dashboards read these; a new fact goes into ``data``, never beside it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from typing import Any, Final, Literal, Self
 import msgspec
 import structlog
 
-from protocol.boundary import read
+from protocol.boundary import Reading, read
 from protocol.codes import Code
 from protocol.safe import clean, json_safe
+from protocol.token import mint, new_id
 
-KEYS: Final = ("ts", "level", "event", "code", "id", "key", "run", "role", "host", "pid", "detail", "data")
+KEYS: Final = (
+    *("ts", "level", "event", "code", "id", "key", "run", "role", "host", "pid", "detail", "data", "token"),
+)
 Level = Literal["debug", "info", "warning", "error"]
 
 _encoder = msgspec.json.Encoder()
@@ -66,14 +70,16 @@ class Events:
         if found is not None:
             code = code or found.code
             detail = detail or found.detail or clean(error)
+        occurrence, token = _occurrence(code, found)
         getattr(self._log, level)(
             event,
             level=level,
             code=str(code) if code else None,
-            id=found.id if found is not None and found.id else None,
+            id=occurrence,
             key=clean(key, 256),
             detail=clean(detail),
             data=json_safe(data),
+            token=token,
         )
 
     def close(self) -> None:
@@ -89,6 +95,15 @@ class Events:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _occurrence(code: Code | str | None, found: Reading | None) -> tuple[str | None, str | None]:
+    if not code:
+        return None, None
+    if found is not None and found.raw and found.code == code:
+        return found.id, found.raw
+    occurrence = found.id if found is not None and found.id else new_id()
+    return occurrence, mint(code, occurrence)
 
 
 def _fixed_keys(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 Event = Mapping[str, Any]
 
-KEYS: Final = ("code", "detail", "event", "host", "id", "key", "level", "pid", "role", "run", "ts")
+KEYS: Final = ("code", "detail", "event", "host", "id", "key", "level", "pid", "role", "run", "token", "ts")
 """The fixed keys of an event that hold one value; ``data`` holds an object, reached as ``data.x``."""
 
 MAX_MATCHED: Final = 10_000
