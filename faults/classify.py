@@ -24,6 +24,7 @@ from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
 from faults.text_faults import guess, line_of, plain
 from protocol import Code, CodedError, Family, Reading, Trust, read
 from protocol.errors import type_name, walk
+from protocol.keys import Key
 from protocol.safe import MAX_TEXT, clean, text_of
 
 TABLE: Final[dict[str, str]] = {**RAY, **HTTP}
@@ -45,7 +46,7 @@ _NAME: Final = type.__dict__["__name__"]
 T = TypeVar("T")
 
 
-def classify(exc: BaseException, *, key: bytes | None = None) -> Fault:
+def classify(exc: BaseException, *, key: Key = None) -> Fault:
     """What ``exc`` means. Never raises; an exception that nothing names is UNKNOWN.EXCEPTION, which
     is not retried. ``key`` is the run's key, with which tokens in text are verified."""
     try:
@@ -55,7 +56,7 @@ def classify(exc: BaseException, *, key: bytes | None = None) -> Fault:
         return _make(Code("UNKNOWN.EXCEPTION"), Trust.NONE, f"{name}, whose attributes cannot be read")
 
 
-def _classify(inner: BaseException, hops: int, key: bytes | None) -> Fault:
+def _classify(inner: BaseException, hops: int, key: Key) -> Fault:
     if _is(inner, BaseExceptionGroup):
         return _group(inner, hops, key)
     if _is(inner, CodedError):
@@ -84,7 +85,7 @@ def _classify(inner: BaseException, hops: int, key: bytes | None) -> Fault:
     return _fault(Code("UNKNOWN.EXCEPTION"), Trust.STRUCTURED, name, inner)
 
 
-def classify_text(text: str, *, key: bytes | None = None) -> Fault:
+def classify_text(text: str, *, key: Key = None) -> Fault:
     """What a pasted traceback or log line means: by a token in it, else by the exception type that
     it ends with. Text can be forged, and the fault's trust says that it was text."""
     found = read(text, key=key)
@@ -168,7 +169,7 @@ def _nest(fault: Fault, hops: int) -> Fault:
     return fault
 
 
-def _actor_died(exc: BaseException, hops: int, key: bytes | None) -> Fault:
+def _actor_died(exc: BaseException, hops: int, key: Key) -> Fault:
     name = type_name(exc)
     if getattr(exc, "actor_init_failed", False):
         # Only the text of what __init__ raised survives: a token in it says what it was.
@@ -220,6 +221,8 @@ def _builtin(exc: BaseException) -> str | None:
         return "TRANSPORT.TLS"
     if issubclass(kind, socket.gaierror | socket.herror):
         return "TRANSPORT.CONNECT"
+    if issubclass(kind, concurrent.futures.BrokenExecutor):  # a worker of a process pool was killed
+        return "TASK.WORKER_CRASHED"
     if issubclass(kind, MemoryError):
         return "NODE.OUT_OF_MEMORY"
     if _is(exc, OSError):
@@ -231,7 +234,7 @@ def _builtin(exc: BaseException) -> str | None:
     return None
 
 
-def _group(group: BaseExceptionGroup[BaseException], hops: int, key: bytes | None) -> Fault:
+def _group(group: BaseExceptionGroup[BaseException], hops: int, key: Key) -> Fault:
     """The leaf that allows the least: a group is retried only when every leaf may be, and it is known
     not to have run only when that is known of every leaf."""
     faults: list[Fault] = []
@@ -257,7 +260,7 @@ def _group(group: BaseExceptionGroup[BaseException], hops: int, key: bytes | Non
     )
 
 
-def _from_text(exc: BaseException, row: Code, key: bytes | None) -> Fault:
+def _from_text(exc: BaseException, row: Code, key: Key) -> Fault:
     text = text_of(exc)
     found = read(text, key=key)
     if found.code is not None:

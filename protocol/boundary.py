@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar, overload
 import msgspec
 
 from protocol.codes import Code
-from protocol.errors import CodedError, walk
+from protocol.errors import CARRIED, CODE_TRUST, CodedError, trust_of, walk
+from protocol.keys import Key, Replays
 from protocol.safe import MAX_TEXT, text_of
 from protocol.token import Trust, defuse, scan
 
@@ -22,8 +23,9 @@ MAX_READ: Final = 1 << 20
 """Most characters of a text that are searched for a token: the head and the tail, half each."""
 MAX_NESTED: Final = 8
 """Deepest mapping inside a mapping that is looked at."""
-CODE_TRUST: Final = "code_trust"
-"""In a CodedError's data: how far its code may be believed, where `coded` read it from mere text."""
+
+FOREIGN: Final = Code("UNKNOWN.FOREIGN")
+"""What the token of a later release reads as; ``raw`` carries it on."""
 
 T = TypeVar("T")
 Namer = Callable[[BaseException], "Code | str | None"]
@@ -45,22 +47,29 @@ class Reading(msgspec.Struct, frozen=True):
     raw: str = ""
 
 
-def code_of(thing: object, *, key: bytes | None = None) -> Code | None:
+def code_of(thing: object, *, key: Key = None) -> Code | None:
     """The code that ``thing`` carries, or None. See `read`."""
     return read(thing, key=key).code
 
 
-def read(thing: object, *, key: bytes | None = None) -> Reading:
+def read(thing: object, *, key: Key = None, replays: Replays | None = None) -> Reading:
     """Read a code back from an exception of any shape, an ExceptionGroup, an HTTP response (httpx,
     requests and aiohttp have the attributes it looks at), an event or problem as a mapping, a log
-    line or plain text. Structured data beats text, and the reading says which it was. Never raises."""
+    line or plain text. Structured data beats text, and the reading says which it was. Never raises.
+
+    Tokens in text are verified with ``key``, else with the keys that the process holds
+    (`protocol.keys.hold`). With ``replays``, an occurrence that was met before and now stands in text
+    is a quotation, and believed no further than a guess."""
     try:
-        return _read(thing, key)
+        found = _read(thing, key)
     except Exception:  # noqa: BLE001 - a property or mapping of a foreign type may raise anything
         return Reading()
+    if replays is not None and found.id and replays.met(found.id) and found.trust < Trust.STRUCTURED:
+        return msgspec.structs.replace(found, trust=min(found.trust, Trust.HEURISTIC))
+    return found
 
 
-def _read(thing: object, key: bytes | None) -> Reading:
+def _read(thing: object, key: Key) -> Reading:
     if isinstance(thing, BaseException):
         return _read_exception(thing, key)
     if isinstance(thing, Mapping):
@@ -75,13 +84,13 @@ def _read(thing: object, key: bytes | None) -> Reading:
     return Reading()
 
 
-def _read_exception(exc: BaseException, key: bytes | None) -> Reading:
+def _read_exception(exc: BaseException, key: Key) -> Reading:
     everything = list(walk(exc))
     for one in everything:
         if issubclass(type(one), CodedError):  # not isinstance, which asks a foreign __class__
             assert isinstance(one, CodedError)
             # Through Ray the instance is a dual of RayTaskError; its attributes answer all the same.
-            return Reading(one.code, one.id, one.detail, one.data, _trust(one.data), one.token)
+            return Reading(one.code, one.id, one.detail, one.data, one.trust, one.token)
     for one in everything:
         found = _read_text(text_of(one), key)
         if found.raw:
@@ -89,7 +98,7 @@ def _read_exception(exc: BaseException, key: bytes | None) -> Reading:
     return Reading()
 
 
-def _read_text(text: str, key: bytes | None) -> Reading:
+def _read_text(text: str, key: Key) -> Reading:
     if len(text) > MAX_READ:
         text = f"{text[: MAX_READ // 2]}\n{text[-MAX_READ // 2 :]}"
     tokens = scan(text, key=key)
@@ -97,28 +106,24 @@ def _read_text(text: str, key: bytes | None) -> Reading:
         return Reading()
     # The first token is the first failure: Python prints a cause above its effect.
     token = tokens[0]
-    code = token.code or Code("UNKNOWN.FOREIGN")
+    code = token.code or FOREIGN
     return Reading(code, token.id, "", {}, token.trust, token.raw)
 
 
-def _read_bytes(body: bytes | bytearray, key: bytes | None) -> Reading:
+def _read_bytes(body: bytes | bytearray, key: Key) -> Reading:
     if len(body) > MAX_READ:
         body = b"\n".join((body[: MAX_READ // 2], body[-MAX_READ // 2 :]))
     return _read_text(bytes(body).decode("utf-8", "replace"), key)
 
 
-def _trust(data: Mapping[str, Any]) -> Trust:
-    return Trust.__members__.get(str(data.get(CODE_TRUST, "")).upper(), Trust.STRUCTURED)
-
-
-def _read_mapping(thing: Mapping[Any, Any], key: bytes | None, depth: int = MAX_NESTED) -> Reading:
+def _read_mapping(thing: Mapping[Any, Any], key: Key, depth: int = MAX_NESTED) -> Reading:
     code, occurrence = thing.get("code"), thing.get("id") or thing.get("instance") or ""
     if isinstance(code, str):
         try:
             held = thing.get("data")
             data = dict(held) if isinstance(held, Mapping) else {}
             return Reading(
-                Code(code), str(occurrence), text_of(thing.get("detail") or ""), data, _trust(data)
+                Code(code), str(occurrence), text_of(thing.get("detail") or ""), data, trust_of(data)
             )
         except ValueError:
             pass  # some other program's "code": its texts may still hold a token
@@ -134,7 +139,7 @@ def _read_mapping(thing: Mapping[Any, Any], key: bytes | None, depth: int = MAX_
     return Reading()
 
 
-def _read_response(response: object, headers: Mapping[Any, Any], key: bytes | None) -> Reading:
+def _read_response(response: object, headers: Mapping[Any, Any], key: Key) -> Reading:
     token = headers.get(HEADER) or headers.get(HEADER.title())
     if isinstance(token, str):
         found = _read_text(token, key)
@@ -164,9 +169,10 @@ def coded(target: Any = None, /, *, code: Code | str = "TASK.FAILED", name: Name
     """Turn whatever escapes ``target`` into a CodedError at the raising side, where the information
     still exists.
 
-    For functions, coroutines, generators, async generators, whole classes (their public methods and
-    ``__init__``) and Ray remote functions and actor classes. A CodedError passes unchanged;
-    cancellation, KeyboardInterrupt, SystemExit and the end of an iteration stay what they are. An
+    For functions, coroutines, generators, async generators, static and class methods, properties, whole
+    classes (their methods, properties and ``__init__``) and Ray remote functions and actor classes.
+    A CodedError passes unchanged; cancellation, KeyboardInterrupt, SystemExit and the end of an iteration
+    stay what they are. An
     exception that carries a code already keeps it (where it stood in mere text, the CodedError is
     believed no further than that text); otherwise ``name(exc)`` names it, else ``code`` does. The
     status and the start of the body of an HTTP client's exception go into ``data``."""
@@ -180,7 +186,9 @@ def coded(target: Any = None, /, *, code: Code | str = "TASK.FAILED", name: Name
         facts = _http_facts(exc)
         if found.code is not None and found.trust < Trust.STRUCTURED:
             facts[CODE_TRUST] = found.trust.name.lower()  # or text that a model wrote would gain trust
-        return CodedError.from_exception(exc, given, data=facts)
+            if found.code == FOREIGN:
+                facts[CARRIED] = found.raw
+        return CodedError.from_exception(exc, given, data=facts, id=found.id or None)
 
     def decorate(it: Any) -> Any:
         return _wrap(it, name_it)
@@ -217,6 +225,13 @@ def _wrap(it: Any, name_it: NameIt) -> Any:
         return _wrap_class(it, name_it)
     if isinstance(it, staticmethod | classmethod):
         return type(it)(_wrap(it.__func__, name_it))
+    if isinstance(it, property):
+        get, put, delete = (f and _wrap(f, name_it) for f in (it.fget, it.fset, it.fdel))
+        return property(get, put, delete, it.__doc__)
+    if isinstance(it, functools.cached_property):
+        cached = functools.cached_property(_wrap(it.func, name_it))
+        cached.attrname = it.attrname  # as __set_name__ would, which is called for a class body alone
+        return cached
     metadata = getattr(it, "__ray_metadata__", None)
     if metadata is not None:  # a Ray ActorClass: it is exported at its first .remote(), from this class
         _wrap_class(metadata.modified_class, name_it)
@@ -257,13 +272,16 @@ def _wrap(it: Any, name_it: NameIt) -> Any:
     return function
 
 
+_WRAPPED_IN_CLASSES: Final = (staticmethod, classmethod, property, functools.cached_property)
+
+
 def _wrap_class(cls: type, name_it: NameIt) -> type:
     # What is inherited as well: Ray's ActorClass holds a subclass of the class that the user wrote.
     for attribute in dir(cls):
         if attribute.startswith("__") and attribute not in ("__init__", "__call__"):
             continue
         value = inspect.getattr_static(cls, attribute)
-        if isinstance(value, staticmethod | classmethod) or inspect.isfunction(value):
+        if isinstance(value, _WRAPPED_IN_CLASSES) or inspect.isfunction(value):
             setattr(cls, attribute, _wrap(value, name_it))
     return cls
 

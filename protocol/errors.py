@@ -7,7 +7,9 @@ state and never calls ``__init__`` again, which is where most exceptions lose th
 
 from __future__ import annotations
 
+import importlib
 import os
+import pickle
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,19 +20,26 @@ import msgspec
 
 from protocol.codes import Code
 from protocol.safe import MAX_TEXT, clean, json_safe
-from protocol.token import mint, new_id
+from protocol.token import Trust, mint, new_id
 
 MAX_CHAIN: Final = 8
 """Most causes kept as data."""
+MAX_NOTES: Final = 8
+"""Most notes (PEP 678) of an exception kept as data."""
+CODE_TRUST: Final = "code_trust"
+"""In a CodedError's data: how far its code may be believed, where it was read from mere text."""
+CARRIED: Final = "carried"
+"""In a CodedError's data: the token of a later release that named it, carried on byte for byte."""
 _LEAVES: Final[Any] = vars(BaseExceptionGroup)["exceptions"]
 
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One cause, as data: its type's full name, its capped text, its code when it had one."""
+    """One cause, as data: its type's full name, its capped text, its code when it had one, its notes."""
 
     type: str
     text: str
     code: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,20 +94,33 @@ class CodedError(Exception):
         code: Code | str,
         detail: str | None = None,
         data: Mapping[str, Any] | None = None,
+        *,
+        id: str | None = None,
     ) -> Self:
-        """Name a foreign exception: its type and text go into ``origin``, its causes into ``chain``.
-        Raise the result ``from exc``."""
+        """Name a foreign exception: its type and text go into ``origin``, its causes and notes into
+        ``chain``. Raise the result ``from exc``."""
         text = clean(exc, MAX_TEXT)
         name = type_name(exc)
-        made = cls(code, f"{name}: {text}" if detail is None else detail, data, origin=here(name, text))
+        made = cls(
+            code, f"{name}: {text}" if detail is None else detail, data, id=id, origin=here(name, text)
+        )
         made.__cause__ = exc
         made.__suppress_context__ = True
         return made
 
     @property
+    def trust(self) -> Trust:
+        """How far the code may be believed: structured, unless it was read from mere text."""
+        return trust_of(self.data)
+
+    @property
     def token(self) -> str:
-        """The code and the occurrence as a token (`protocol.mint`)."""
-        return mint(self.code, self.id)
+        """The code and the occurrence as a token (`protocol.mint`). One that is believed no further than
+        unsigned text is not signed, or passing it on would lend it the run's word."""
+        carried = self.data.get(CARRIED)
+        if isinstance(carried, str):
+            return carried
+        return mint(self.code, self.id, key=None if self.trust >= Trust.SIGNED else b"")
 
     @property
     def chain(self) -> tuple[Link, ...]:
@@ -120,12 +142,53 @@ class CodedError(Exception):
         return hash((CodedError, self.id))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {**self.__dict__, "_chain": self.chain}
-        return (_rebuild, (type(self), self.args, state))
+        state: dict[str, Any] = {
+            name: value if name in _OWN else _portable(value) for name, value in self.__dict__.items()
+        }
+        state["_chain"] = self.chain
+        return (_rebuild, (_lineage(type(self)), self.args, state))
 
 
-def _rebuild(cls: type[CodedError], args: tuple[Any, ...], state: dict[str, Any]) -> CodedError:
-    made = cls.__new__(cls)
+_OWN: Final = ("code", "detail", "data", "id", "origin", "_chain")
+
+
+def _portable(value: Any) -> Any:
+    """``value``, or its text where it cannot be pickled: a lock among the attributes of a user's
+    subclass must not cost the failure its name."""
+    try:
+        pickle.dumps(value)
+    except Exception:  # noqa: BLE001 - __reduce__ of a foreign value may raise anything
+        return clean(value, MAX_TEXT)
+    return value
+
+
+def _lineage(cls: type[CodedError]) -> type[CodedError] | tuple[tuple[str, str], ...]:
+    """How the class travels: by the names of itself and its bases, so that a reader who cannot import it
+    falls back to the nearest base that it can; as itself where it has no such name (``__main__``, a
+    class inside a function), which cloudpickle sends by value."""
+    if cls.__module__ == "__main__" or _find(cls.__module__, cls.__qualname__, load=False) is not cls:
+        return cls
+    return tuple((c.__module__, c.__qualname__) for c in cls.__mro__ if issubclass(c, CodedError))
+
+
+def _find(module: str, qualname: str, *, load: bool) -> Any:
+    try:
+        found: Any = importlib.import_module(module) if load else sys.modules[module]
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except Exception:  # noqa: BLE001 - importing a foreign module may raise anything: then it is not there
+        return None
+    return found
+
+
+def _rebuild(
+    lineage: type[CodedError] | tuple[tuple[str, str], ...], args: tuple[Any, ...], state: dict[str, Any]
+) -> CodedError:
+    cls: Any = lineage
+    if isinstance(lineage, tuple):
+        named = (_find(module, qualname, load=True) for module, qualname in lineage)
+        cls = next((c for c in named if isinstance(c, type) and issubclass(c, CodedError)), CodedError)
+    made: CodedError = cls.__new__(cls)
     made.__dict__.update(state)
     made.args = args
     return made
@@ -133,6 +196,11 @@ def _rebuild(cls: type[CodedError], args: tuple[Any, ...], state: dict[str, Any]
 
 def _content(error: CodedError) -> tuple[Any, ...]:
     return (error.code, error.id, error.detail, error.data, error.origin, error.chain)
+
+
+def trust_of(data: Mapping[str, Any]) -> Trust:
+    """How far the code may be believed that came with ``data``: structured, unless it says less."""
+    return Trust.__members__.get(str(data.get(CODE_TRUST, "")).upper(), Trust.STRUCTURED)
 
 
 def type_name(exc: BaseException) -> str:
@@ -182,9 +250,17 @@ def _links(error: CodedError) -> Iterator[Link]:
     for cause in everything:
         if issubclass(type(cause), CodedError):  # not isinstance, which asks a foreign __class__
             assert isinstance(cause, CodedError)
-            yield Link(type_name(cause), clean(cause.detail, MAX_TEXT), str(cause.code))
+            yield Link(type_name(cause), clean(cause.detail, MAX_TEXT), str(cause.code), _notes(cause))
         else:
-            yield Link(type_name(cause), clean(cause, MAX_TEXT))
+            yield Link(type_name(cause), clean(cause, MAX_TEXT), notes=_notes(cause))
+
+
+def _notes(exc: BaseException) -> tuple[str, ...]:
+    try:
+        notes = vars(exc).get("__notes__")
+    except Exception:  # noqa: BLE001 - a __dict__ of a foreign exception may raise anything
+        return ()
+    return tuple(clean(note, MAX_TEXT // 4) for note in notes[:MAX_NOTES]) if type(notes) is list else ()
 
 
 @lru_cache(maxsize=1)

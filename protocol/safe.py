@@ -7,7 +7,9 @@ attributes of httpx's exceptions. Whatever a CodedError or an event carries goes
 from __future__ import annotations
 
 import math
+import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -17,9 +19,18 @@ MAX_TEXT: Final = 2048
 """Longest text of one cause, or of one value in data, in characters."""
 MAX_ITEMS: Final = 64
 MAX_DEPTH: Final = 4
+PROMPT_BUDGET: Final = "FAILSOFT_PROMPT_BUDGET"
+"""Environment variable: most characters of a prompt, a completion or a reply's body that a failure
+carries, 0 for none (unset: `MAX_TEXT`). `set_prompt_budget` says the same in a program."""
 
 _SECRET_KEY = re.compile(
     r"authorization|cookie|password|passwd|secret|token$|api[-_]?key|credential", re.IGNORECASE
+)
+# What the fields of requests and replies are called that hold what users wrote and models answered.
+_PROMPT_KEY = re.compile(
+    r"(?:prompts?|messages|inputs?|input_ids|token_ids|output_ids|text|completions?|outputs?|response|body"
+    r"|content)\Z",
+    re.IGNORECASE,
 )
 # A password may hold an unescaped @, stand alone (redis://:secret@host) or be the user (a token).
 _URL_USER = re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/'\"<>]{1,512}@", re.IGNORECASE)
@@ -32,6 +43,45 @@ _HEADER = re.compile(
     r"(?!bearer\b|basic\b)(?:(?:token|apikey|digest|negotiate)\s{1,4})?[^\s'\",;}&]{4,4096}",
     re.IGNORECASE,
 )
+_COOKIE = re.compile(
+    r"(\b(?:set-)?cookie(?:['\"]?\s{0,4}[:=]|['\"],)\s{0,4}b?['\"]?)[^\s'\"][^\r\n'\"]{0,4096}", re.IGNORECASE
+)
+# As the environment is printed: NAME=value, 'NAME': 'value', environ({...}).
+_SECRET_NAME: Final = (  # noqa: S105 - the names of secrets, not one of them
+    r"[A-Z][A-Z0-9_]{0,60}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_[A-Z0-9_]{0,20})?"
+)
+_ENVIRONMENT = re.compile(rf"(\b{_SECRET_NAME}['\"]?\s{{0,2}}[=:]\s{{0,2}}['\"]?)[^\s'\",;}}&]{{4,4096}}")
+_SECRET_VARIABLE = re.compile(rf"{_SECRET_NAME}\Z")
+_ENVIRONMENT_AGE: Final = 5.0
+"""Seconds for which the values of the environment's secrets are remembered."""
+
+
+def _from_environment() -> int:
+    text = os.environ.get(PROMPT_BUDGET, "").strip()
+    return int(text) if text.isdecimal() else MAX_TEXT if not text else 0  # unreadable: the cautious one
+
+
+_prompt_budget = _from_environment()
+
+
+def set_prompt_budget(characters: int) -> None:
+    """Carry at most so many characters of a prompt, a completion or a reply's body; 0 for none. For this
+    process; the environment variable `PROMPT_BUDGET` reaches the actors of a job as well.
+
+    Raises ValueError for a negative number."""
+    global _prompt_budget
+    if characters < 0:
+        raise ValueError(f"a prompt budget is 0 characters or more, not {characters}")
+    _prompt_budget = characters
+
+
+def within_budget(text: str) -> str:
+    """``text`` that users or models wrote, as far as the prompt budget allows."""
+    if len(text) <= _prompt_budget:
+        return text
+    if _prompt_budget < 64:
+        return f"[{len(text)} characters left out]"
+    return cap(text, _prompt_budget)
 
 
 def cap(text: str, limit: int = MAX_DETAIL) -> str:
@@ -43,11 +93,40 @@ def cap(text: str, limit: int = MAX_DETAIL) -> str:
 
 
 def scrub(text: str) -> str:
-    """``text`` without the secrets that have a recognisable place: URL user info, query tokens and
-    the headers that authorize."""
-    text = _URL_USER.sub(r"\1[redacted]@", text)
-    text = _URL_QUERY.sub(r"\1[redacted]", text)
-    return _HEADER.sub(r"\1[redacted]", _BEARER.sub(r"\1 [redacted]", text))
+    """``text`` without the secrets that have a recognisable place (URL user info, query tokens, the
+    headers that authorize, cookies, variables named like secrets) and without the values of this
+    process's own secret variables, wherever they stand."""
+    # Most texts hold none of these: looking for a word is a hundred times cheaper than the patterns.
+    if "://" in text and "@" in text:
+        text = _URL_USER.sub(r"\1[redacted]@", text)
+    if "=" in text and ("?" in text or "&" in text):
+        text = _URL_QUERY.sub(r"\1[redacted]", text)
+    lowered = text.lower()
+    if "bearer" in lowered or "basic" in lowered:
+        text = _BEARER.sub(r"\1 [redacted]", text)
+    if "authorization" in lowered or "api-key" in lowered:
+        text = _HEADER.sub(r"\1[redacted]", text)
+    if "cookie" in lowered:
+        text = _COOKIE.sub(r"\1[redacted]", text)
+    if "KEY" in text or "TOKEN" in text or "SECRET" in text or "PASSW" in text or "CREDENTIAL" in text:
+        text = _ENVIRONMENT.sub(r"\1[redacted]", text)
+    for value in _environment_secrets():
+        if value in text:
+            text = text.replace(value, "[redacted]")
+    return text
+
+
+_secrets: tuple[float, tuple[str, ...]] = (-math.inf, ())
+
+
+def _environment_secrets() -> tuple[str, ...]:
+    global _secrets
+    now = time.monotonic()
+    if now - _secrets[0] > _ENVIRONMENT_AGE:
+        named = (value for name, value in os.environ.items() if _SECRET_VARIABLE.match(name))
+        # Short ones would redact ordinary words.
+        _secrets = (now, tuple(sorted((v for v in named if len(v) >= 8), key=len, reverse=True)))
+    return _secrets[1]
 
 
 def clean(text: object, limit: int = MAX_DETAIL) -> str:
@@ -61,7 +140,7 @@ def clean(text: object, limit: int = MAX_DETAIL) -> str:
         half = (limit - 40) // 2
         head, tail = scrub(plain[: 2 * limit])[:half], scrub(plain[-2 * limit :])[-half:]
         out = f"{head} …[{len(plain) - 2 * half} characters cut]… {tail}"
-    return out.encode("utf-8", "replace").decode("utf-8")
+    return out if out.isascii() else out.encode("utf-8", "replace").decode("utf-8")
 
 
 def text_of(value: object) -> str:
@@ -106,11 +185,18 @@ def _reduced(value: Any, depth: int) -> Any:
                 out["…"] = f"{len(value) - n} more"
                 break
             name = clean(k, 128)
-            out[name] = "[redacted]" if _SECRET_KEY.search(name) else json_safe(v, depth - 1)
+            out[name] = "[redacted]" if _SECRET_KEY.search(name) else _value(name, v, depth - 1)
         return out
     if isinstance(value, list | tuple | set | frozenset):
         return _items(value, len(value), depth)
     return clean(value, MAX_TEXT)
+
+
+def _value(name: str, value: Any, depth: int) -> Any:
+    reduced = json_safe(value, depth)
+    if _prompt_budget >= MAX_TEXT or not _PROMPT_KEY.match(name) or isinstance(reduced, int | float | None):
+        return reduced
+    return within_budget(reduced if isinstance(reduced, str) else str(reduced))
 
 
 def _items(values: Iterable[Any], length: int, depth: int) -> list[Any]:

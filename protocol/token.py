@@ -18,28 +18,30 @@ at the one place where such text is embedded into ours.
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
+from base64 import b32encode
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2s
 from typing import Final
 
 from protocol.codes import Code, Family
+from protocol.keys import Key, Keyring, held
 
 VERSION: Final = "FS1"
 MAX_TOKEN: Final = 80
 """Longest token in bytes: 4 + 12 + 1 + 40 + 18 = 75 for today's longest family and reason."""
 
 _CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base32: no I, L, O, U
-_B32: Final = "[0-9A-HJKMNP-TV-Zabcdefghjkmnp-tv-z]"
-_SHAPE: Final = (
-    r"[Ff][Ss][0-9]{1,3}\.[A-Za-z]{1,16}\.[A-Za-z][A-Za-z0-9_]{0,39}" rf"\.{_B32}{{8}}\.{_B32}{{8}}"
-)
+_FROM_RFC_4648: Final = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", _CROCKFORD.encode())
+_B32: Final = "[0-9a-hjkmnp-tv-z]"
+_REST: Final = rf"\.[a-z]{{1,16}}\.[a-z][a-z0-9_]{{0,39}}\.{_B32}{{8}}\.{_B32}{{8}}"
+# Both are run on lower-cased text: the literal they begin with is what makes the search fast.
 # The end must be an end: a longer run of the alphabet is a glued or a cut neighbour.
-_TOKEN = re.compile(rf"({_SHAPE})(?![A-Za-z0-9_]|\.[A-Za-z0-9_])")
+_TOKEN = re.compile(rf"fs[0-9]{{1,3}}{_REST}(?![a-z0-9_]|\.[a-z0-9_])")
 # Where a token could begin, whatever stands around it: what `defuse` breaks.
-_START = re.compile(rf"[Ff][Ss][0-9]{{1,3}}(?=\.{_SHAPE.partition(chr(92) + '.')[2]})")
+_START = re.compile(rf"fs[0-9]{{1,3}}(?={_REST})")
 # A token may follow an escape that ends in a letter or digit: "\n" in a repr, %0A, \x1b[38;2;9;9;9m.
 _ESCAPE_BEFORE = re.compile(
     r"(?:\\+[abfnrtv0]|\\+[0-7]{3}|\\+x[0-9A-Fa-f]{2}|\\+u[0-9A-Fa-f]{4}|\\+U[0-9A-Fa-f]{8}"
@@ -72,31 +74,40 @@ class Token:
 
 def new_id() -> str:
     """A fresh occurrence id: 40 random bits as 8 characters of Crockford base32."""
-    return _base32(secrets.randbits(40))
+    return _base32(os.urandom(5))
 
 
 def mint(code: Code | str, id: str | None = None, *, key: bytes | None = None) -> str:
-    """The token for ``code``; signed when ``key`` (1 to 32 bytes) is given.
+    """The token for ``code``, signed with ``key`` (1 to 32 bytes); with the process's own key
+    (`protocol.keys.hold`) when none is given; with none at all for ``b""``.
 
     Raises ValueError for a malformed code or id."""
     code = Code(code)
     id = new_id() if id is None else id.upper()
-    if len(id) != 8 or any(c not in _CROCKFORD for c in id):
+    if len(id) != 8 or id.strip(_CROCKFORD):
         raise ValueError(f"{id!r} is not an occurrence id: 8 characters of Crockford base32")
+    if key is None:
+        ring = held()
+        key = ring.current if ring is not None else b""
     body = f"{VERSION}.{code}.{id}"
     return f"{body}.{_mac(body, key)}"
 
 
-def scan(text: str, *, key: bytes | None = None) -> list[Token]:
+def scan(text: str, *, key: Key = None) -> list[Token]:
     """Every genuine token in ``text``, in order, each occurrence once (a nested traceback repeats
-    the same token; the id tells). Linear in the length of the text; never raises on text."""
-    found: dict[tuple[str, str], Token] = {}
-    for match in _TOKEN.finditer(text):
-        if not _may_begin(text, match.start()):
-            continue
-        token = _check(match.group(1).upper(), key)
-        if token is not None:
-            found.setdefault((token.id, token.raw), token)
+    the same token; the id tells). Verified with ``key``, else with the process's own keys
+    (`protocol.keys.hold`), where it holds any. Linear in the length of the text; never raises."""
+    keys = _keys(key)
+    seen: dict[str, Token | None] = {}
+    found: dict[str, Token] = {}
+    for match in _TOKEN.finditer(_lowered(text)):
+        start, end = match.span()
+        raw = text[start:end].upper()
+        if raw not in seen:
+            seen[raw] = _check(raw, keys) if raw.isascii() else None  # U+212A lowers to a plain k
+        token = seen[raw]
+        if token is not None and raw not in found and _may_begin(text, start):
+            found[raw] = token
     return list(found.values())
 
 
@@ -107,20 +118,36 @@ def defuse(text: str) -> str:
         return text
     out: list[str] = []
     done = 0
-    for match in _START.finditer(text):
+    for match in _START.finditer(_lowered(text)):
         out += (text[done : match.end()], ":")
         done = match.end() + 1
     out.append(text[done:])
     return "".join(out)
 
 
-def _base32(number: int) -> str:
-    return "".join(_CROCKFORD[(number >> shift) & 31] for shift in range(35, -1, -5))
+def _lowered(text: str) -> str:
+    """``text`` in lower case, each character at its place: U+0130 would become two."""
+    lowered = text.lower()
+    return (
+        lowered
+        if len(lowered) == len(text)
+        else "".join(c if len(c.lower()) > 1 else c.lower() for c in text)
+    )
 
 
-def _mac(body: str, key: bytes | None) -> str:
-    digest = blake2s(body.encode("ascii"), key=key or b"", person=b"failsoft", digest_size=5).digest()
-    return _base32(int.from_bytes(digest, "big"))
+def _base32(five: bytes) -> str:
+    return b32encode(five).translate(_FROM_RFC_4648).decode("ascii")
+
+
+def _mac(body: str, key: bytes) -> str:
+    return _base32(blake2s(body.encode("ascii"), key=key, person=b"failsoft", digest_size=5).digest())
+
+
+def _keys(key: Key) -> tuple[bytes, ...]:
+    ring = held() if key is None else key
+    if ring is None:
+        return ()
+    return ring.all if isinstance(ring, Keyring) else ((ring,) if ring else ())
 
 
 def _may_begin(text: str, start: int) -> bool:
@@ -132,11 +159,11 @@ def _may_begin(text: str, start: int) -> bool:
     return True
 
 
-def _check(raw: str, key: bytes | None) -> Token | None:
+def _check(raw: str, keys: tuple[bytes, ...]) -> Token | None:
     body, _, mac = raw.rpartition(".")
-    if key and mac == _mac(body, key):
+    if any(mac == _mac(body, key) for key in keys):
         trust = Trust.SIGNED
-    elif mac == _mac(body, None):
+    elif mac == _mac(body, b""):
         trust = Trust.CHECKSUMMED
     else:
         return None

@@ -124,7 +124,7 @@ def test_a_token_of_a_later_release_is_unknown_and_carried_on() -> None:
     from protocol.token import _mac
 
     body = "FS1.GPU.ECC.ABCDEFGH"
-    raw = f"{body}.{_mac(body, None)}"
+    raw = f"{body}.{_mac(body, b'')}"
     found = read(f"it said {raw}")
     assert (found.code, found.raw) == ("UNKNOWN.FOREIGN", raw)
 

@@ -269,7 +269,7 @@ def test_an_unknown_reason_is_itself_and_falls_to_its_family() -> None:
 def test_an_unknown_family_or_version_is_carried_on(body: str) -> None:
     from protocol.token import _mac
 
-    raw = f"{body}.{_mac(body, None)}"
+    raw = f"{body}.{_mac(body, b'')}"
     assert one(f"x: {raw}!") == Token(None, "ABCDEFGH", Trust.CHECKSUMMED, raw)
     signed = f"{body}.{_mac(body, KEY)}"
     assert one(signed, KEY) == Token(None, "ABCDEFGH", Trust.SIGNED, signed)
@@ -279,7 +279,7 @@ def test_a_reason_that_this_release_would_refuse_falls_to_its_family() -> None:
     from protocol.token import _mac
 
     body = "FS1.ENGINE.ENDS_.ABCDEFGH"
-    assert one(f"{body}.{_mac(body, None)}").code == "ENGINE.UNKNOWN"
+    assert one(f"{body}.{_mac(body, b'')}").code == "ENGINE.UNKNOWN"
 
 
 @given(st.lists(st.one_of(tokens, noise, st.just("FS1."), st.just(".FS1")), max_size=12).map("".join))
