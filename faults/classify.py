@@ -13,8 +13,10 @@ import errno
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final, TypeGuard, TypeVar
+
+from msgspec.structs import replace
 
 from faults.decide import rank
 from faults.fault import Blame, Fault, Outcome
@@ -23,11 +25,16 @@ from faults.meanings import meaning
 from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
 from faults.text_faults import guess, line_of, plain
 from protocol import Code, CodedError, Family, Reading, Trust, read
+from protocol.boundary import read_texts
 from protocol.errors import type_name, walk
 from protocol.keys import Key
 from protocol.safe import MAX_TEXT, clean, text_of
 
 TABLE: Final[dict[str, str]] = {**RAY, **HTTP}
+# Cheap to ask first: most classes of most exceptions are builtins. (Not a cache by class: Ray makes a
+# class for each failure, and a cache would keep them alive.)
+_MODULES: Final = frozenset(name.rpartition(".")[0] for name in TABLE)
+_TASK_ERROR: Final = TASK_ERROR.rpartition(".")[2]
 MAX_HOPS: Final = 16
 MAX_LEAVES: Final = 1024
 """Most leaves of a group that are classified; one beyond that counts as unknown."""
@@ -44,6 +51,7 @@ _LEAVES: Final = BaseExceptionGroup.exceptions
 _NAME: Final = type.__dict__["__name__"]
 
 T = TypeVar("T")
+_code: Final = lru_cache(maxsize=1024)(Code)
 
 
 def classify(exc: BaseException, *, key: Key = None) -> Fault:
@@ -53,7 +61,7 @@ def classify(exc: BaseException, *, key: Key = None) -> Fault:
         return _classify(*_peel(exc), key)
     except Exception:  # noqa: BLE001 - an exception's properties may raise anything when they are read
         name = clean(_NAME.__get__(type(exc)), 256)
-        return _make(Code("UNKNOWN.EXCEPTION"), Trust.NONE, f"{name}, whose attributes cannot be read")
+        return _make(_code("UNKNOWN.EXCEPTION"), Trust.NONE, f"{name}, whose attributes cannot be read")
 
 
 def _classify(inner: BaseException, hops: int, key: Key) -> Fault:
@@ -65,24 +73,25 @@ def _classify(inner: BaseException, hops: int, key: Key) -> Fault:
     if row == "UPSTREAM.SERVER_ERROR" or (row is not None and _status_of(inner) is not None):
         return _http(inner, row)
     if row in TEXT_ONLY:
-        return _from_text(inner, Code(row), key)
+        return _from_text(inner, _code(row), key)
     if row == "ACTOR.DIED":
         return _actor_died(inner, hops, key)
     if row is not None:
-        made = _fault(Code(NESTED.get(row, row) if hops else row), Trust.STRUCTURED, name, inner)
+        made = _fault(_code(NESTED.get(row, row) if hops else row), Trust.STRUCTURED, name, inner)
         return _nest(made, hops)
-    carried = _carried(inner)
+    everything = walk(inner)
+    carried = next((one for one in everything if _is(one, CodedError)), None)
     if carried is not None:
         return _coded(carried, hops)
     builtin = _builtin(inner)
     if builtin is not None:
-        return _fault(Code(NESTED.get(builtin, builtin) if hops else builtin), Trust.STRUCTURED, name, inner)
-    found = read(inner, key=key)
+        return _fault(_code(NESTED.get(builtin, builtin) if hops else builtin), Trust.STRUCTURED, name, inner)
+    found = read_texts(everything, key)
     if found.code is not None:
         return _by_reading(found, inner)
     if hops:
-        return _fault(Code("TASK.FAILED"), Trust.STRUCTURED, name, inner)
-    return _fault(Code("UNKNOWN.EXCEPTION"), Trust.STRUCTURED, name, inner)
+        return _fault(_code("TASK.FAILED"), Trust.STRUCTURED, name, inner)
+    return _fault(_code("UNKNOWN.EXCEPTION"), Trust.STRUCTURED, name, inner)
 
 
 def classify_text(text: str, *, key: Key = None) -> Fault:
@@ -94,7 +103,7 @@ def classify_text(text: str, *, key: Key = None) -> Fault:
     guess = _guess(text)
     if guess is not None:
         return guess
-    return _make(Code("UNKNOWN.EXCEPTION"), Trust.NONE, clean(plain(text[-MAX_TEXT:]), MAX_TEXT))
+    return _make(_code("UNKNOWN.EXCEPTION"), Trust.NONE, clean(plain(text[-MAX_TEXT:]), MAX_TEXT))
 
 
 def classify_status(status: int, headers: Mapping[Any, Any] | None = None, body: str = "") -> Fault | None:
@@ -103,7 +112,7 @@ def classify_status(status: int, headers: Mapping[Any, Any] | None = None, body:
     if code is None:
         return None
     return _make(
-        Code(code), Trust.STRUCTURED, clean(body, MAX_TEXT), status=status, retry_after=retry_after(headers)
+        _code(code), Trust.STRUCTURED, clean(body, MAX_TEXT), status=status, retry_after=retry_after(headers)
     )
 
 
@@ -122,7 +131,9 @@ def _is(exc: object, kind: type[T]) -> TypeGuard[T]:
 def _peel(exc: BaseException) -> tuple[BaseException, int]:
     """What was raised beneath Ray's wrapping, and through how many hops it came."""
     hops = 0
-    while hops < MAX_HOPS and any(_full(c) == TASK_ERROR for c in type(exc).__mro__):
+    while hops < MAX_HOPS and any(
+        c.__name__ == _TASK_ERROR and _full(c) == TASK_ERROR for c in type(exc).__mro__
+    ):
         cause = vars(exc).get("cause")
         hops += 1
         if not _is(cause, BaseException) or cause is exc:
@@ -137,14 +148,10 @@ def _full(cls: type) -> str:
 
 def _row(exc: BaseException) -> tuple[str | None, str]:
     for cls in type(exc).__mro__:
-        row = TABLE.get(_full(cls))
+        row = TABLE.get(_full(cls)) if cls.__module__ in _MODULES else None
         if row is not None:
             return row, type_name(exc)
     return None, type_name(exc)
-
-
-def _carried(exc: BaseException) -> CodedError | None:
-    return next((one for one in walk(exc) if _is(one, CodedError)), None)
 
 
 def _coded(error: CodedError, hops: int) -> Fault:
@@ -153,7 +160,7 @@ def _coded(error: CodedError, hops: int) -> Fault:
     known = isinstance(after, int | float) and not isinstance(after, bool)
     made = _make(
         error.code,
-        read(error).trust,
+        error.trust,
         error.detail,
         status=status if isinstance(status, int) and not isinstance(status, bool) else None,
         retry_after=float(min(max(0.0, after), MAX_RETRY_AFTER)) if known and after is not None else None,
@@ -177,10 +184,10 @@ def _actor_died(exc: BaseException, hops: int, key: Key) -> Fault:
         if found.code is not None:
             blame = Blame.NESTED if hops else Blame.CALLEE
             return replace(_by_reading(found, exc), blame=blame, outcome=Outcome.NOT_RUN)
-        return _nest(_fault(Code("ACTOR.INIT_FAILED"), Trust.STRUCTURED, name, exc), hops)
+        return _nest(_fault(_code("ACTOR.INIT_FAILED"), Trust.STRUCTURED, name, exc), hops)
     if getattr(exc, "preempted", False):
-        return _fault(Code("NODE.PREEMPTED"), Trust.STRUCTURED, name, exc)
-    return _fault(Code("ACTOR.NESTED_DIED" if hops else "ACTOR.DIED"), Trust.STRUCTURED, name, exc)
+        return _fault(_code("NODE.PREEMPTED"), Trust.STRUCTURED, name, exc)
+    return _fault(_code("ACTOR.NESTED_DIED" if hops else "ACTOR.DIED"), Trust.STRUCTURED, name, exc)
 
 
 def _http(exc: BaseException, row: str | None) -> Fault:
@@ -191,7 +198,7 @@ def _http(exc: BaseException, row: str | None) -> Fault:
     if type(exc.__cause__).__module__ == _UNPARSABLE:
         code = "TRANSPORT.PROTOCOL"
     return _make(
-        Code(code or row or "UPSTREAM.SERVER_ERROR"),
+        _code(code or row or "UPSTREAM.SERVER_ERROR"),
         Trust.STRUCTURED,
         _evidence(type_name(exc), exc),
         status=status,
@@ -246,7 +253,7 @@ def _group(group: BaseExceptionGroup[BaseException], hops: int, key: Key) -> Fau
             continue
         if len(faults) == MAX_LEAVES:
             faults.append(
-                _fault(Code("UNKNOWN.EXCEPTION"), Trust.NONE, f"more than {MAX_LEAVES} leaves", leaf)
+                _fault(_code("UNKNOWN.EXCEPTION"), Trust.NONE, f"more than {MAX_LEAVES} leaves", leaf)
             )
             break
         inner, more = _peel(leaf)
@@ -273,7 +280,7 @@ def _guess(text: str) -> Fault | None:
     if guessed is None:
         return None
     code, status, line = guessed
-    return _make(Code(code), Trust.HEURISTIC, clean(line, MAX_TEXT), status=status)
+    return _make(_code(code), Trust.HEURISTIC, clean(line, MAX_TEXT), status=status)
 
 
 def _by_reading(found: Reading, thing: object) -> Fault:

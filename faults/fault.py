@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from protocol import Code, Trust
 
@@ -64,8 +65,7 @@ class Action(StrEnum):
         return self not in (Action.CANCEL, Action.GIVE_UP)
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """What a failure means.
 
     ``retry_after`` is what the server asked for (seconds), ``status`` the HTTP status where there
@@ -81,9 +81,15 @@ class Fault:
     evidence: str = ""
     id: str = ""
 
+    @property
+    def forgivable(self) -> bool:
+        """Whether this failure may be forgiven: a retry that is not counted, a sample masked from the
+        loss. Never on the word of text that anybody could have written, or a policy that learns to
+        print an infrastructure failure earns free retries; and never where the work itself is at fault."""
+        return self.trust >= Trust.SIGNED and self.blame not in (Blame.REQUEST, Blame.CALLER)
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+
+class Decision(msgspec.Struct, frozen=True):
     """What follows from a fault: the action, how long to wait first (seconds), and why."""
 
     action: Action

@@ -56,7 +56,10 @@ BY_CODE: Final[dict[str, tuple[Kind, Blame]]] = {
 }
 
 
+_OUTCOME: Final = {outcome.value: outcome for outcome in Outcome}
+
+
 def meaning(code: Code) -> tuple[Kind, Blame, Outcome]:
     """Kind, blame and outcome of a code; those of its family where nothing more is known."""
     kind, blame = BY_CODE.get(code) or BY_FAMILY[code.family]
-    return kind, blame, Outcome(catalogue.entry(code).outcome)
+    return kind, blame, _OUTCOME[catalogue.entry(code).outcome]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar, overload
 
 import msgspec
@@ -85,13 +85,18 @@ def _read(thing: object, key: Key) -> Reading:
 
 
 def _read_exception(exc: BaseException, key: Key) -> Reading:
-    everything = list(walk(exc))
+    everything = walk(exc)
     for one in everything:
         if issubclass(type(one), CodedError):  # not isinstance, which asks a foreign __class__
             assert isinstance(one, CodedError)
             # Through Ray the instance is a dual of RayTaskError; its attributes answer all the same.
             return Reading(one.code, one.id, one.detail, one.data, one.trust, one.token)
-    for one in everything:
+    return read_texts(everything, key)
+
+
+def read_texts(exceptions: Iterable[BaseException], key: Key = None) -> Reading:
+    """The first code that the text of one of ``exceptions`` holds."""
+    for one in exceptions:
         found = _read_text(text_of(one), key)
         if found.raw:
             return found
@@ -140,25 +145,9 @@ def _read_mapping(thing: Mapping[Any, Any], key: Key, depth: int = MAX_NESTED) -
 
 
 def _read_response(response: object, headers: Mapping[Any, Any], key: Key) -> Reading:
-    token = headers.get(HEADER) or headers.get(HEADER.title())
-    if isinstance(token, str):
-        found = _read_text(token, key)
-        if found.raw:
-            return found
-    try:
-        body = getattr(response, "content", None)
-    except Exception:  # noqa: BLE001 - httpx raises ResponseNotRead on an unread stream; the body is optional here
-        return Reading()
-    if not isinstance(body, bytes):
-        return Reading()
-    if str(headers.get("content-type") or headers.get("Content-Type") or "").startswith(PROBLEM):
-        try:
-            problem = msgspec.json.decode(body[:MAX_READ])
-        except (msgspec.DecodeError, RecursionError):
-            problem = None
-        if isinstance(problem, dict):
-            return _read_mapping(problem, key)
-    return _read_bytes(body, key)
+    from protocol.carriers.http_reply import read_response  # here, for it needs Reading from above
+
+    return read_response(response, headers, key=key)
 
 
 @overload
@@ -172,10 +161,10 @@ def coded(target: Any = None, /, *, code: Code | str = "TASK.FAILED", name: Name
     For functions, coroutines, generators, async generators, static and class methods, properties, whole
     classes (their methods, properties and ``__init__``) and Ray remote functions and actor classes.
     A CodedError passes unchanged; cancellation, KeyboardInterrupt, SystemExit and the end of an iteration
-    stay what they are. An
-    exception that carries a code already keeps it (where it stood in mere text, the CodedError is
-    believed no further than that text); otherwise ``name(exc)`` names it, else ``code`` does. The
-    status and the start of the body of an HTTP client's exception go into ``data``."""
+    stay what they are. An exception that carries a code already keeps it, and its occurrence (where it
+    stood in mere text, the CodedError is believed no further than that text); otherwise ``name(exc)``
+    names it, else ``code`` does. The status and the start of the body of an HTTP client's exception go
+    into ``data``."""
     fallback = Code(code)
 
     def name_it(exc: Exception) -> CodedError | None:
@@ -197,24 +186,9 @@ def coded(target: Any = None, /, *, code: Code | str = "TASK.FAILED", name: Name
 
 
 def _http_facts(exc: Exception) -> dict[str, Any]:
-    # httpx keeps the response, aiohttp the status alone; neither exception gets through Ray whole.
-    facts: dict[str, Any] = {}
-    try:
-        held = vars(exc)
-        response = held.get("response")
-        status = held.get("status") if response is None else getattr(response, "status_code", None)
-        if (
-            isinstance(status, int)
-            and 100 <= status <= 599
-            and ("request_info" in held or response is not None)
-        ):
-            facts["status"] = status
-        body = getattr(response, "content", None)
-        if "status" in facts and isinstance(body, bytes) and body:
-            facts["body"] = defuse(body[:MAX_TEXT].decode("utf-8", "replace"))
-    except Exception:  # noqa: BLE001 - httpx raises ResponseNotRead; what was found so far is kept
-        return facts
-    return facts
+    from protocol.carriers.http_reply import facts_of  # here, for it needs Reading from above
+
+    return facts_of(exc)
 
 
 NameIt = Callable[[Exception], "CodedError | None"]

@@ -13,8 +13,9 @@ import pickle
 import socket
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import msgspec
 
@@ -209,14 +210,14 @@ def type_name(exc: BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def below(exc: BaseException, *, context: bool = False) -> Iterator[BaseException]:
+def below(exc: BaseException, *, context: bool = False) -> list[BaseException]:
     """What directly lies below an exception: a group's leaves, Ray's ``cause``, then ``__cause__``.
 
     ``__context__`` only on request: what happened to be handled when an exception arose explains it
     to a reader, but it is another failure, and must not lend the new one its name. Attributes that
     raise when they are read hide what is below them, and nothing else."""
-    try:
-        found: list[object] = []
+    found: list[object] = []
+    with suppress(Exception):  # a property of a foreign exception may raise anything
         if issubclass(type(exc), BaseExceptionGroup):  # not isinstance, which asks a foreign __class__
             found += _LEAVES.__get__(exc)  # not the attribute, which a subclass may have replaced
         found.append(vars(exc).get("cause"))
@@ -224,30 +225,25 @@ def below(exc: BaseException, *, context: bool = False) -> Iterator[BaseExceptio
             found.append(exc.__cause__)
         elif context and not exc.__suppress_context__:
             found.append(exc.__context__)
-    except Exception:  # noqa: BLE001 - a property of a foreign exception may raise anything
-        return
-    yield from (one for one in found if isinstance(one, BaseException))
+    return [cast(BaseException, one) for one in found if issubclass(type(one), BaseException)]
 
 
-def walk(exc: BaseException, limit: int = 256, *, context: bool = False) -> Iterator[BaseException]:
+def walk(exc: BaseException, limit: int = 256, *, context: bool = False) -> list[BaseException]:
     """``exc`` and everything below it, outermost first, each once, at most ``limit``: cause cycles
     and chains of thousands end."""
-    seen: set[int] = set()
+    seen: dict[int, BaseException] = {}
     queue = [exc]
     for current in queue:  # the list grows while it is read: breadth first
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        yield current
-        if len(seen) >= limit:
-            return
-        queue.extend(below(current, context=context))
+        if id(current) not in seen:
+            seen[id(current)] = current
+            if len(seen) == limit:
+                break
+            queue += below(current, context=context)
+    return list(seen.values())
 
 
 def _links(error: CodedError) -> Iterator[Link]:
-    everything = walk(error, MAX_CHAIN + 1, context=True)
-    next(everything)
-    for cause in everything:
+    for cause in walk(error, MAX_CHAIN + 1, context=True)[1:]:
         if issubclass(type(cause), CodedError):  # not isinstance, which asks a foreign __class__
             assert isinstance(cause, CodedError)
             yield Link(type_name(cause), clean(cause.detail, MAX_TEXT), str(cause.code), _notes(cause))

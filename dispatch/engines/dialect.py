@@ -12,8 +12,9 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
-from protocol import CodedError, defuse
-from protocol.safe import clean, json_safe
+from protocol import CodedError
+from protocol.foreign import excerpt
+from protocol.safe import json_safe
 
 Api = Literal["sglang", "openai"]
 PATHS: Final[dict[Api, str]] = {"sglang": "/generate", "openai": "/v1/completions"}
@@ -106,7 +107,7 @@ def read(api: Api, data: Any, where: str) -> Generated:
         )
     raise CodedError(
         "UPSTREAM.STREAM_ERROR",
-        f"{where} ended the generation with finish_reason {defuse(clean(made.finish_reason, 80))!r}",
+        f"{where} ended the generation with finish_reason {excerpt(made.finish_reason, 80)!r}",
         _partial(made),
     )
 
@@ -158,7 +159,7 @@ def _partial(made: Generated) -> dict[str, Any]:
 
 def _excerpt(value: Any) -> str:
     # Reduced first: a lenient decoder lets halves of surrogate pairs and huge numbers through.
-    return defuse(clean(msgspec.json.encode(json_safe(value)).decode(), 300))
+    return excerpt(msgspec.json.encode(json_safe(value)), 300)
 
 
 def _wrong_shape(where: str, value: Any, wanted: str) -> NoReturn:

@@ -15,7 +15,8 @@ import httpx
 
 from dispatch.engines import dialect
 from dispatch.engines.spec import EngineSpec
-from protocol import Code, CodedError, defuse
+from protocol import Code, CodedError
+from protocol.foreign import excerpt
 
 _PROMPT = "One, two, three,"
 _GREEDY = dialect.Sampling(max_new_tokens=4, temperature=0.0)
@@ -113,5 +114,5 @@ async def _ask(
 
 
 def _failed(code: str, text: str, reply: httpx.Response) -> CodedError:
-    body = defuse(reply.text[:500])  # the engine's words, never a failure of ours
-    return CodedError(Code(code), text, {"url": str(reply.url), "status": reply.status_code, "body": body})
+    data = {"url": str(reply.url), "status": reply.status_code, "body": excerpt(reply.content, 500)}
+    return CodedError(Code(code), text, data)

@@ -22,7 +22,7 @@ from faults import classify, classify_status
 from protocol import CodedError, defuse, read
 from protocol.boundary import HEADER
 from protocol.errors import walk
-from protocol.safe import clean
+from protocol.foreign import excerpt
 
 KEEPALIVE: Final = 3.0
 """Seconds that an idle connection is kept: below uvicorn's 5 s, which SGLang and vLLM use, so that
@@ -150,7 +150,7 @@ def _refused(
     response: httpx.Response, headers: dict[str, str], body: bytes, facts: dict[str, Any]
 ) -> CodedError:
     # What the server wrote is foreign text: it may be a model's output, and must not pass for ours.
-    text = defuse(body.decode("utf-8", "replace"))
+    text = excerpt(body)
     fault = classify_status(response.status_code, headers, text)
     if fault is None:  # 1xx never ends an exchange
         return CodedError(
@@ -160,7 +160,7 @@ def _refused(
     if HEADER in headers and response.status_code >= 500:
         code = read(headers[HEADER]).code or code
     data = {**facts, "status": response.status_code, "body": text, "retry_after": fault.retry_after}
-    detail = f"HTTP {response.status_code} from {response.request.url}: {clean(text, 600)}"
+    detail = f"HTTP {response.status_code} from {response.request.url}: {excerpt(body, 600)}"
     return CodedError(code, detail, data)
 
 
@@ -172,11 +172,10 @@ def _json(body: bytes, content_type: str, status: int, facts: dict[str, Any]) ->
     try:
         return json.loads(body)  # engines write NaN, which is not JSON but is meant
     except (ValueError, RecursionError) as exc:
-        start = defuse(body[:200].decode("utf-8", "replace"))
         raise CodedError(
             "UPSTREAM.BAD_BODY",
             f"HTTP {status} from {facts['url']}, but the body is not JSON "
-            f"({defuse(content_type) or 'no content type'}): {start}",
+            f"({defuse(content_type) or 'no content type'}): {excerpt(body, 200)}",
             facts,
         ) from exc
 
@@ -194,7 +193,7 @@ def _events(body: bytes, facts: dict[str, Any]) -> list[Any]:
             return events
         event = _json(value.encode(), EVENT_STREAM, 200, facts)
         if isinstance(event, dict) and event.get("error") is not None:
-            said = defuse(clean(json.dumps(event["error"], default=str), 600))
+            said = excerpt(json.dumps(event["error"], default=str), 600)
             raise CodedError(
                 "UPSTREAM.STREAM_ERROR", f"error event in the stream from {facts['url']}: {said}", facts
             )

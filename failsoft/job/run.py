@@ -36,7 +36,7 @@ from failsoft.job.settings import Settings
 from failsoft.job.view import Progressing, Recovered, Summary, injury_text, print_summary
 from faults import classify
 from faults.alerts import AlertWatcher, build_sinks, default_rules, load_rules
-from protocol import CodedError, Events
+from protocol import CodedError, Events, keys
 
 OK: Final = 0
 INCOMPLETE: Final = 1
@@ -162,6 +162,7 @@ class Job:
         async with AsyncExitStack() as stack:
             stack.enter_context(_ray(settings.ray_address))
             self._listen()  # again: ray.init puts handlers of its own in the place of ours
+            await self._sign(stack)
             if urls:
                 router = Router.static(urls, events)
             else:
@@ -180,6 +181,13 @@ class Job:
                 )
             )
             yield router
+
+    async def _sign(self, stack: AsyncExitStack) -> None:
+        """Sign this run's tokens; a trusted actor of the user's gets the key by the run's name."""
+        keeper = keys.start_keeper(self.run)
+        stack.callback(ray.kill, keeper)
+        keys.hold(await keys.fetch(self.run))
+        stack.callback(keys.hold, None)
 
     def _make_client(self, router: Router, events: Events, api: Api, model: str) -> RolloutClient:
         settings = self.settings

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from faults import Action, Backoff, Blame, Fault, Kind, Outcome, classify_status, decide
 from faults.decide import rank
