@@ -46,8 +46,7 @@ class Keyring:
 
     def __post_init__(self) -> None:
         for key in self.all:
-            if not 1 <= len(key) <= KEY_BYTES:
-                raise ValueError(f"a key is 1 to {KEY_BYTES} bytes, not {len(key)}")
+            _checked(key)
 
     @classmethod
     def generate(cls) -> Keyring:
@@ -111,29 +110,40 @@ def load(path: Path) -> Keyring:
     Raises ValueError, saying what to do, when others could have read or written the file or it is no
     key file; OSError when it cannot be opened."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path} is not a regular file: name the key file itself")
-        if status.st_uid != os.geteuid():
-            raise ValueError(f"{path} belongs to user {status.st_uid}: a key file must be your own")
-        if status.st_mode & 0o077:
-            raise ValueError(
-                f"{path} has mode {stat.S_IMODE(status.st_mode):04o}, so others may know the key: "
-                f"make a new key, and keep its file at mode 0600"
-            )
-        lines = file.read(4096).decode("ascii", "replace").splitlines()
+    try:
+        _check_owner(path, os.fstat(fd))
+        lines = os.read(fd, 4096).decode("ascii", "replace").splitlines()
+    finally:
+        os.close(fd)
     if len(lines) < 2 or lines[0] != _FIRST_LINE:
-        raise ValueError(
-            f"{path} is not a key file: its first line must be {_FIRST_LINE!r}, then a key a line"
-        )
+        raise ValueError(f"{path} is no key file: its first line must be {_FIRST_LINE!r}, then a key a line")
     keys: list[bytes] = []
     for number, line in enumerate(lines[1:], 2):
         try:
-            keys.append(bytes.fromhex(line))
+            keys.append(_checked(bytes.fromhex(line)))
         except ValueError:
-            raise ValueError(f"{path}:{number}: a key is written in hexadecimal digits") from None
+            raise ValueError(
+                f"{path}:{number}: a key is 1 to {KEY_BYTES} bytes in hexadecimal digits"
+            ) from None
     return Keyring(keys[0], tuple(keys[1:]))
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is not a regular file: name the key file itself")
+    if status.st_uid != os.geteuid():
+        raise ValueError(f"{path} belongs to user {status.st_uid}: a key file must be your own")
+    if status.st_mode & 0o077:
+        raise ValueError(
+            f"{path} has mode {stat.S_IMODE(status.st_mode):04o}, so others may know the key: "
+            f"make a new key, and keep its file at mode 0600"
+        )
+
+
+def _checked(key: bytes) -> bytes:
+    if not 1 <= len(key) <= KEY_BYTES:
+        raise ValueError(f"a key is 1 to {KEY_BYTES} bytes, not {len(key)}")
+    return key
 
 
 class KeyKeeper:
