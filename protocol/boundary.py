@@ -12,8 +12,8 @@ import msgspec
 from protocol.codes import Code
 from protocol.errors import CARRIED, CODE_TRUST, CodedError, trust_of, walk
 from protocol.keys import Key, Replays
-from protocol.safe import MAX_TEXT, text_of
-from protocol.token import Trust, defuse, scan
+from protocol.safe import text_of
+from protocol.token import Trust, scan
 
 HEADER: Final = "x-failsoft-code"
 """The HTTP header that carries a token."""
