@@ -442,3 +442,93 @@ def test_other_callables_are_wrapped() -> None:
 def test_what_cannot_be_decorated_is_refused(thing: object) -> None:
     with pytest.raises(TypeError, match="takes a function, a class or a Ray actor class"):
         coded(thing)
+
+
+# -- properties ----------------------------------------------------------------------------------------
+
+
+@coded
+class WithProperties:
+    """Every kind of attribute that runs code."""
+
+    def __init__(self) -> None:
+        self.computed = 0
+        self._limit = 1
+
+    @property
+    def limit(self) -> int:
+        """How much."""
+        if self._limit < 0:
+            raise ValueError("limit is negative")
+        return self._limit
+
+    @limit.setter
+    def limit(self, value: int) -> None:
+        if value > 10:
+            raise ValueError("limit is too large")
+        self._limit = value
+
+    @limit.deleter
+    def limit(self) -> None:
+        raise ValueError("limit stays")
+
+    @functools.cached_property
+    def model(self) -> str:
+        """Loaded once."""
+        self.computed += 1
+        if self.computed == 1:
+            raise OSError(5, "cannot load")
+        return "loaded"
+
+
+def test_properties_of_a_class_name_what_escapes() -> None:
+    it = WithProperties()
+    it.limit = 5
+    assert it.limit == 5
+    for act in (
+        lambda: setattr(it, "limit", 11),
+        lambda: delattr(it, "limit"),
+        lambda: (setattr(it, "limit", -1), it.limit),
+    ):
+        with pytest.raises(CodedError, match="limit") as caught:
+            act()
+        assert caught.value.code == "TASK.FAILED"
+    with pytest.raises(CodedError, match="cannot load"):
+        _ = it.model
+    assert (it.model, it.model, it.computed) == ("loaded", "loaded", 2), "cached, once it succeeded"
+    limit, model = vars(WithProperties)["limit"], vars(WithProperties)["model"]
+    assert isinstance(limit, property)
+    assert (limit.__doc__, model.__doc__) == ("How much.", "Loaded once.")
+
+
+def test_a_property_alone_in_a_class_that_is_not_decorated() -> None:
+    class Plain:
+        @coded
+        @property
+        def first(self) -> int:
+            raise ValueError("first")
+
+        @property
+        @coded
+        def second(self) -> int:
+            raise ValueError("second")
+
+        @coded
+        @functools.cached_property
+        def third(self) -> int:
+            raise ValueError("third")
+
+    for name in ("first", "second", "third"):
+        with pytest.raises(CodedError, match=name):
+            getattr(Plain(), name)
+
+
+def test_a_read_only_property_stays_one() -> None:
+    @coded
+    class Plain:
+        @property
+        def only_read(self) -> int:
+            return 1
+
+    with pytest.raises(AttributeError):
+        Plain().only_read = 2  # type: ignore[misc]

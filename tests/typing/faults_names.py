@@ -31,6 +31,7 @@ def values(exc: BaseException) -> None:
     assert_type(fault.retry_after, float | None)
     assert_type(fault.status, int | None)
     assert_type(fault.evidence, str)
+    assert_type(fault.forgivable, bool)
     fault.kind = Kind.DIED  # type: ignore[misc]
     assert_type(classify_text("x"), Fault)
     assert_type(classify_status(503, {"retry-after": "5"}), Fault | None)

@@ -18,6 +18,8 @@ from protocol import (
     scan,
 )
 from protocol.catalogue import Advice, Entry
+from protocol.errors import Link
+from protocol.keys import Keyring, Replays, fetch, held, hold
 from protocol.token import Token
 
 
@@ -49,6 +51,31 @@ class Actor:
     async def method(self, text: str) -> bytes:
         return text.encode()
 
+    @property
+    def size(self) -> int:
+        return self.n
+
+
+class Plain:
+    @coded
+    @staticmethod
+    def static(n: int) -> float:
+        return float(n)
+
+    @classmethod
+    @coded(code="ENGINE.EXITED")
+    def of_class(cls, n: int) -> str:
+        return str(n)
+
+    @property
+    @coded
+    def size(self) -> int:
+        return 1
+
+    @coded
+    async def stream(self, n: int) -> AsyncIterator[int]:
+        yield n
+
 
 async def decorated() -> None:
     assert_type(plain(1, text="x"), float)
@@ -62,6 +89,26 @@ async def decorated() -> None:
     assert_type(actor.n, int)
     assert_type(await actor.method("x"), bytes)
     Actor("1")  # type: ignore[arg-type]
+    assert_type(actor.size, int)
+    actor.size = 2  # type: ignore[misc]
+    assert_type(Plain.static(1), float)
+    Plain.static("1")  # type: ignore[arg-type]
+    assert_type(Plain.of_class(1), str)
+    Plain.of_class("1")  # type: ignore[arg-type]
+    assert_type(Plain().size, int)
+    assert_type(Plain().stream(1), AsyncIterator[int])
+
+
+async def keyring() -> None:
+    ring = Keyring.generate()
+    assert_type(ring.rotated(), Keyring)
+    assert_type(held(), Keyring | None)
+    hold(ring)
+    hold("key")  # type: ignore[arg-type]
+    assert_type(await fetch("run"), Keyring)
+    assert_type(scan("text", key=ring), list[Token])
+    assert_type(read("text", key=ring, replays=Replays()), Reading)
+    mint("TASK.FAILED", key=ring)  # type: ignore[arg-type]
     coded(code=5)  # type: ignore[call-overload]
 
 
@@ -83,6 +130,8 @@ def values(thing: object) -> None:
     assert_type(error.detail, str)
     assert_type(error.data, dict[str, Any])
     assert_type(error.id, str)
+    assert_type(error.trust, Trust)
+    assert_type(error.chain, tuple[Link, ...])
     assert_type(CodedError.from_exception(ValueError(), code), CodedError)
     assert_type(catalogue.entry(code), Entry)
     assert_type(catalogue.entry(code).advice, Advice)
