@@ -9,15 +9,16 @@ RUN_OUT ?= out/rollout
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help rollout test lint bench soak docs clean
+.PHONY: help rollout test lint bench soak docs matrix clean
 
 help:
 	@echo "make rollout  sample examples/prompts.jsonl while a poster and an engine are killed"
 	@echo "make test     lint, types and all tests, the chaos tests included"
 	@echo "make lint     ruff, mypy --strict, basedpyright and the import direction"
-	@echo "make bench    throughput beside a plain Ray-actor POST pool"
+	@echo "make bench    the cost of the error protocol; throughput beside a plain Ray-actor POST pool"
 	@echo "make soak     the long random runs that make test leaves out"
 	@echo "make docs     write docs/codes.md anew from the catalogue"
+	@echo "make matrix   write docs/matrix.md anew: boundary by exception shape, on a real Ray"
 	@echo "make clean    remove .venv, caches and out/"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -40,6 +41,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
+	$(BIN)/python -m benchmarks.error_protocol
 	$(BIN)/python -m benchmarks.pool
 
 soak: $(STAMP)
@@ -48,6 +50,10 @@ soak: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/failsoft codes --markdown > docs/codes.md.new
 	mv docs/codes.md.new docs/codes.md
+
+matrix: $(STAMP)
+	$(BIN)/python -m tests.matrix > docs/matrix.md.new
+	mv docs/matrix.md.new docs/matrix.md
 
 clean:
 	rm -rf $(VENV) build out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
