@@ -56,6 +56,7 @@ def read(thing: object, *, key: Key = None, replays: Replays | None = None) -> R
     """Read a code back from an exception of any shape, an ExceptionGroup, an HTTP response (httpx,
     requests and aiohttp have the attributes it looks at), an event or problem as a mapping, a log
     line or plain text. Structured data beats text, and the reading says which it was. Never raises.
+    A mapping is taken at its word: give it what came over a carrier of yours, never what a model wrote.
 
     Tokens in text are verified with ``key``, else with the keys that the process holds
     (`protocol.keys.hold`). With ``replays``, an occurrence that was met before and now stands in text
@@ -127,9 +128,9 @@ def _read_mapping(thing: Mapping[Any, Any], key: Key, depth: int = MAX_NESTED) -
         try:
             held = thing.get("data")
             data = dict(held) if isinstance(held, Mapping) else {}
-            return Reading(
-                Code(code), str(occurrence), text_of(thing.get("detail") or ""), data, trust_of(data)
-            )
+            # Only the top is a carrier of ours; deeper, it is some other program's error object.
+            trust = trust_of(data) if depth == MAX_NESTED else Trust.HEURISTIC
+            return Reading(Code(code), str(occurrence), text_of(thing.get("detail") or ""), data, trust)
         except ValueError:
             pass  # some other program's "code": its texts may still hold a token
     for value in list(thing.values())[:64]:
@@ -227,7 +228,7 @@ def _wrap(it: Any, name_it: NameIt) -> Any:
                 named = name_it(exc)
                 if named is None:
                     raise
-                raise named from exc
+                raise named from named.__cause__
 
         return coroutine
     if not callable(it):
@@ -241,7 +242,7 @@ def _wrap(it: Any, name_it: NameIt) -> Any:
             named = name_it(exc)
             if named is None:
                 raise
-            raise named from exc
+            raise named from named.__cause__
 
     return function
 
@@ -269,7 +270,7 @@ def _wrap_generator(it: Callable[..., Iterator[Any]], name_it: NameIt) -> Any:
             named = name_it(exc)
             if named is None:
                 raise
-            raise named from exc
+            raise named from named.__cause__
 
     return generator
 
@@ -295,7 +296,7 @@ def _wrap_async_generator(it: Callable[..., AsyncGenerator[Any, Any]], name_it: 
             named = name_it(exc)
             if named is None:
                 raise
-            raise named from exc
+            raise named from named.__cause__
         finally:
             await inner.aclose()
 

@@ -20,11 +20,15 @@ from typing import Any, Final, Self, cast
 import msgspec
 
 from protocol.codes import Code
-from protocol.safe import MAX_TEXT, clean, json_safe
+from protocol.safe import MAX_TEXT, clean, json_safe, text_of
 from protocol.token import Trust, mint, new_id
 
 MAX_CHAIN: Final = 8
 """Most causes kept as data."""
+MAX_LIVE: Final = 64 * 1024
+"""Most characters that the texts of live causes may have together; longer ones are kept as (capped)
+data alone. Seen with Ray 2.60: an actor whose ``__init__`` raises with a text of 20 MB arrives as an
+ActorUnavailableError without a word of it, for the message does not fit into an RPC."""
 MAX_NOTES: Final = 8
 """Most notes (PEP 678) of an exception kept as data."""
 CODE_TRUST: Final = "code_trust"
@@ -99,13 +103,17 @@ class CodedError(Exception):
         id: str | None = None,
     ) -> Self:
         """Name a foreign exception: its type and text go into ``origin``, its causes and notes into
-        ``chain``. Raise the result ``from exc``."""
+        ``chain``. Raise the result ``from`` its own ``__cause__``: that is ``exc``, or None where the
+        texts are so long that Ray, which prints the whole chain, could not carry them."""
         text = clean(exc, MAX_TEXT)
         name = type_name(exc)
         made = cls(
             code, f"{name}: {text}" if detail is None else detail, data, id=id, origin=here(name, text)
         )
         made.__cause__ = exc
+        if sum(len(text_of(one)) for one in walk(exc, MAX_CHAIN, context=True)) > MAX_LIVE:
+            made._chain = tuple(_links(made))
+            made.__cause__, made.__traceback__ = None, exc.__traceback__
         made.__suppress_context__ = True
         return made
 

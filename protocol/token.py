@@ -42,12 +42,16 @@ _REST: Final = rf"\.[a-z]{{1,16}}\.[a-z][a-z0-9_]{{0,39}}\.{_B32}{{8}}\.{_B32}{{
 _TOKEN = re.compile(rf"fs[0-9]{{1,3}}{_REST}(?![a-z0-9_]|\.[a-z0-9_])")
 # Where a token could begin, whatever stands around it: what `defuse` breaks.
 _START = re.compile(rf"fs[0-9]{{1,3}}(?={_REST})")
-# A token may follow an escape that ends in a letter or digit: "\n" in a repr, %0A, \x1b[38;2;9;9;9m.
+# A token may follow an escape that ends in a letter or digit: "\n" in a repr, %0A, \x1b[38;2;9;9;9m;
+# and each of them may have been escaped again, for a URL or a JSON text.
+_PERCENT: Final = "%(?:25){0,4}"
+_BACKSLASHES: Final = rf"(?:\\|{_PERCENT}5[Cc])+"
 _ESCAPE_BEFORE = re.compile(
-    r"(?:\\+[abfnrtv0]|\\+[0-7]{3}|\\+x[0-9A-Fa-f]{2}|\\+u[0-9A-Fa-f]{4}|\\+U[0-9A-Fa-f]{8}"
-    r"|%[0-9A-Fa-f]{2}|(?:\[|%5[Bb])(?:[0-9;]|%3[Bb]){0,40}m|\x1b\[[0-9;]{0,40}[A-Za-z])\Z"
+    rf"(?:{_BACKSLASHES}(?:[abfnrtv0]|[0-7]{{3}}|x[0-9A-Fa-f]{{2}}|u[0-9A-Fa-f]{{4}}|U[0-9A-Fa-f]{{8}})"
+    rf"|{_PERCENT}[0-9A-Fa-f]{{2}}|(?:\[|{_PERCENT}5[Bb])(?:[0-9;]|{_PERCENT}3[Bb]){{0,40}}m"
+    r"|\x1b\[[0-9;]{0,40}[A-Za-z])\Z"
 )
-_ESCAPE_LENGTH: Final = 64
+_ESCAPE_LENGTH: Final = 128
 
 
 class Trust(IntEnum):
