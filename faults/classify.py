@@ -22,6 +22,7 @@ from faults.decide import rank
 from faults.fault import Blame, Fault, Outcome
 from faults.http_faults import HTTP, MAX_RETRY_AFTER, retry_after, status_code
 from faults.meanings import meaning
+from faults.pool_faults import POOLS
 from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
 from faults.text_faults import guess, line_of, plain
 from protocol import Code, CodedError, Family, Reading, Trust, read
@@ -30,7 +31,7 @@ from protocol.errors import type_name, walk
 from protocol.keys import Key
 from protocol.safe import MAX_TEXT, clean, text_of
 
-TABLE: Final[dict[str, str]] = {**RAY, **HTTP}
+TABLE: Final[dict[str, str]] = {**RAY, **HTTP, **POOLS}
 # Cheap to ask first: most classes of most exceptions are builtins. (Not a cache by class: Ray makes a
 # class for each failure, and a cache would keep them alive.)
 _MODULES: Final = frozenset(name.rpartition(".")[0] for name in TABLE)
@@ -228,8 +229,6 @@ def _builtin(exc: BaseException) -> str | None:
         return "TRANSPORT.TLS"
     if issubclass(kind, socket.gaierror | socket.herror):
         return "TRANSPORT.CONNECT"
-    if issubclass(kind, concurrent.futures.BrokenExecutor):  # a worker of a process pool was killed
-        return "TASK.WORKER_CRASHED"
     if issubclass(kind, MemoryError):
         return "NODE.OUT_OF_MEMORY"
     if _is(exc, OSError):

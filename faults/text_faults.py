@@ -13,6 +13,7 @@ from typing import Final
 
 from faults.http_faults import HTTP, status_code
 from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
+from protocol.carriers.log_line import without_terminal
 
 MAX_SEARCH: Final = 65536
 """Characters of a text, counted from its end, that are looked at."""
@@ -36,7 +37,6 @@ BUILTIN: Final[dict[str, str]] = {
 _FULL: Final[dict[str, str]] = {**RAY, **HTTP, **BUILTIN}
 _SHORT: Final[dict[str, str]] = {name.rpartition(".")[2]: code for name, code in _FULL.items()}
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for the tab and the end of a line
 # What stands before a line in a worker's log, in an ExceptionGroup's tree.
 _PREFIX = re.compile(
@@ -47,12 +47,32 @@ _LINE = re.compile(
 )
 _STATUS = re.compile(r"(?<![0-9])([1-5][0-9]{2})(?![0-9])")
 _INIT = "error raised in its creation task"
+# What Ray 2.60 prints without the name of an exception: a worker, its raylet, the driver about a result
+# that nobody fetched (ray/_private/utils.py, node_manager.cc, worker.py).
+_SAID: Final = tuple(
+    (re.compile(pattern, re.MULTILINE), code)
+    for pattern, code in (
+        (r"^Exception raised in creation task: The actor died.{0,400}", "ACTOR.INIT_FAILED"),
+        (r"^A worker died or was killed while executing a task.{0,400}", "TASK.WORKER_CRASHED"),
+        (
+            r"^[0-9]{1,6} Workers \(tasks / actors\) killed due to memory pressure.{0,400}",
+            "NODE.OUT_OF_MEMORY",
+        ),
+        (r"^(?:[^\n]{1,120} -- )?Unhandled error \(suppress with .{0,400}", TASK_ERROR),
+    )
+)
 
 
 def guess(text: str) -> tuple[str, int | None, str] | None:
     """(code, HTTP status, the line it was read from), or None when no known type is named."""
-    lines = _lines(text)
+    plain_text = _unprefixed(text)
+    lines = list(_LINE.finditer(plain_text))
     known = [line for line in lines if _code_of(line) is not None]
+    said = _said(plain_text)
+    if said is not None and not any(line.start() < said[0].start() for line in known):
+        # What stands below it was printed by what failed.
+        below = [line for line in lines if line.start() > said[0].start()]
+        return _unhandled(said[0], below) if said[1] == TASK_ERROR else (said[1], None, said[0].group(0))
     outer = next((m for m in reversed(lines) if m.group(1) == TASK_ERROR and m.group(2)), None)
     created = next((m for m in reversed(known) if _code_of(m) == "ACTOR.DIED" and _INIT in m.group(0)), None)
     if created is not None and (outer is None or outer.start() < created.start()):
@@ -79,10 +99,19 @@ def guess(text: str) -> tuple[str, int | None, str] | None:
     return None
 
 
+def names_failure(line: str) -> bool:
+    """Whether a line of its own, without what a log puts before it, begins as the report of a failure
+    that the tables know."""
+    match = _LINE.match(_unprefixed(line))
+    if match is not None and (match.group(1) == TASK_ERROR or _code_of(match) is not None):
+        return True
+    return any(pattern.match(line) for pattern, _ in _SAID)
+
+
 def plain(text: str) -> str:
     """``text`` without terminal sequences and control characters: it comes from a log, and goes to a
     terminal."""
-    return _CONTROL.sub("", _ANSI.sub("", text))
+    return _CONTROL.sub("", without_terminal(text))
 
 
 def line_of(needle: str, text: str) -> str:
@@ -95,8 +124,24 @@ def line_of(needle: str, text: str) -> str:
     return text[start or max(0, found.start() - MAX_LINE) : end if end >= 0 else found.end() + MAX_LINE]
 
 
-def _lines(text: str) -> list[re.Match[str]]:
-    return list(_LINE.finditer(_PREFIX.sub("", _ANSI.sub("", text[-MAX_SEARCH:].replace("\r\n", "\n")))))
+def _unprefixed(text: str) -> str:
+    return _PREFIX.sub("", without_terminal(text[-MAX_SEARCH:].replace("\r\n", "\n")))
+
+
+def _said(text: str) -> tuple[re.Match[str], str] | None:
+    found = [(match, code) for pattern, code in _SAID if (match := pattern.search(text)) is not None]
+    return min(found, key=lambda one: one[0].start(), default=None)
+
+
+def _unhandled(said: re.Match[str], below: list[re.Match[str]]) -> tuple[str, int | None, str]:
+    if not below:
+        return "TASK.FAILED", None, said.group(0)
+    code = _SHORT.get(below[-1].group(1).rpartition(".")[2], "TASK.FAILED")
+    if code in TEXT_ONLY:
+        code = "TASK.FAILED"
+    if code == "UPSTREAM.SERVER_ERROR":
+        return *_by_status(below[-1].group(3) or ""), below[-1].group(0)
+    return NESTED.get(code, code), None, below[-1].group(0)
 
 
 def _code_of(line: re.Match[str]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar, overload
 
@@ -13,7 +14,7 @@ from protocol.codes import Code
 from protocol.errors import CARRIED, CODE_TRUST, CodedError, trust_of, walk
 from protocol.keys import Key, Replays
 from protocol.safe import text_of
-from protocol.token import Trust, scan
+from protocol.token import Trust, is_id, scan
 
 HEADER: Final = "x-failsoft-code"
 """The HTTP header that carries a token."""
@@ -26,6 +27,8 @@ MAX_NESTED: Final = 8
 
 FOREIGN: Final = Code("UNKNOWN.FOREIGN")
 """What the token of a later release reads as; ``raw`` carries it on."""
+
+_HANDLING = re.compile(r"^During handling of the above exception, another exception occurred:$", re.M)
 
 T = TypeVar("T")
 Namer = Callable[[BaseException], "Code | str | None"]
@@ -96,9 +99,11 @@ def _read_exception(exc: BaseException, key: Key) -> Reading:
 
 
 def read_texts(exceptions: Iterable[BaseException], key: Key = None) -> Reading:
-    """The first code that the text of one of ``exceptions`` holds."""
+    """The first code that the text of one of ``exceptions`` holds. Where such a text is a traceback (a
+    process pool and Ray keep those of the other side), what was only being handled when the exception
+    arose does not count, here as little as beside a live exception (`walk`)."""
     for one in exceptions:
-        found = _read_text(text_of(one), key)
+        found = _read_text(_HANDLING.split(text_of(one))[-1], key)
         if found.raw:
             return found
     return Reading()
@@ -130,7 +135,8 @@ def _read_mapping(thing: Mapping[Any, Any], key: Key, depth: int = MAX_NESTED) -
             data = dict(held) if isinstance(held, Mapping) else {}
             # Only the top is a carrier of ours; deeper, it is some other program's error object.
             trust = trust_of(data) if depth == MAX_NESTED else Trust.HEURISTIC
-            return Reading(Code(code), str(occurrence), text_of(thing.get("detail") or ""), data, trust)
+            id = occurrence if isinstance(occurrence, str) and is_id(occurrence) else ""
+            return Reading(Code(code), id, text_of(thing.get("detail") or ""), data, trust)
         except ValueError:
             pass  # some other program's "code": its texts may still hold a token
     for value in list(thing.values())[:64]:
@@ -171,14 +177,7 @@ def coded(target: Any = None, /, *, code: Code | str = "TASK.FAILED", name: Name
     def name_it(exc: Exception) -> CodedError | None:
         if issubclass(type(exc), _CONTROL) or type(exc).__name__ == "AsyncioActorExit":
             return None
-        found = read(exc)
-        given = found.code or (name(exc) if name is not None else None) or fallback
-        facts = _http_facts(exc)
-        if found.code is not None and found.trust < Trust.STRUCTURED:
-            facts[CODE_TRUST] = found.trust.name.lower()  # or text that a model wrote would gain trust
-            if found.code == FOREIGN:
-                facts[CARRIED] = found.raw
-        return CodedError.from_exception(exc, given, data=facts, id=found.id or None)
+        return named(exc, code=fallback, name=name)
 
     def decorate(it: Any) -> Any:
         return _wrap(it, name_it)
@@ -186,10 +185,30 @@ def coded(target: Any = None, /, *, code: Code | str = "TASK.FAILED", name: Name
     return decorate if target is None else decorate(target)
 
 
-def _http_facts(exc: Exception) -> dict[str, Any]:
+def named(
+    exc: BaseException,
+    *,
+    code: Code | str = "TASK.FAILED",
+    name: Namer | None = None,
+    detail: str | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> CodedError:
+    """``exc`` as a CodedError: itself, if it is one; else under the code (and the occurrence) that it
+    carries, else under ``name(exc)``, else under ``code``. A code that was read from mere text is believed
+    no further than that text. ``data`` is added to what an HTTP client's exception knows of the reply."""
     from protocol.carriers.http_reply import facts_of  # here, for it needs Reading from above
 
-    return facts_of(exc)
+    if issubclass(type(exc), CodedError):  # not isinstance, which asks a foreign __class__
+        assert isinstance(exc, CodedError)
+        return exc
+    found = read(exc)
+    facts = {**facts_of(exc), **(data or {})}
+    if found.code is not None and found.trust < Trust.STRUCTURED:
+        facts[CODE_TRUST] = found.trust.name.lower()  # or text that a model wrote would gain trust
+        if found.code == FOREIGN:
+            facts[CARRIED] = found.raw
+    given = found.code or (name(exc) if name is not None else None) or code
+    return CodedError.from_exception(exc, given, detail, facts, id=found.id or None)
 
 
 NameIt = Callable[[Exception], "CodedError | None"]

@@ -21,7 +21,7 @@ import msgspec
 
 from protocol.codes import Code
 from protocol.safe import MAX_TEXT, clean, json_safe, text_of
-from protocol.token import Trust, mint, new_id
+from protocol.token import Trust, is_id, mint, new_id
 
 MAX_CHAIN: Final = 8
 """Most causes kept as data."""
@@ -66,7 +66,7 @@ class CodedError(Exception):
     causes as data, outermost first. ``str()`` begins with the token, so that the code survives on
     the paths where only text does.
 
-    Raises ValueError when ``code`` is malformed.
+    Raises ValueError when ``code`` or ``id`` is malformed.
     """
 
     code: Code
@@ -87,6 +87,8 @@ class CodedError(Exception):
         self.code = Code(code)
         self.detail = clean(detail)
         self.data = json_safe(dict(data)) if data else {}
+        if id and not is_id(id):
+            raise ValueError(f"{id!r} is not an occurrence id: 8 characters of Crockford base32, in capitals")
         self.id = id or new_id()
         self.origin = origin or here()
         self._chain: tuple[Link, ...] | None = None
@@ -140,7 +142,7 @@ class CodedError(Exception):
         return f"{self.token} {self.detail}" if self.detail else self.token
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.code)!r}, {self.detail!r}, id={self.id!r})"
+        return f"{type(self).__name__}({self.token!r}, {self.detail!r})"  # some keep no more than a repr
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CodedError):

@@ -81,6 +81,11 @@ def new_id() -> str:
     return _base32(os.urandom(5))
 
 
+def is_id(text: str) -> bool:
+    """Whether ``text`` is an occurrence id, in capitals."""
+    return len(text) == 8 and not text.strip(_CROCKFORD)
+
+
 def mint(code: Code | str, id: str | None = None, *, key: bytes | None = None) -> str:
     """The token for ``code``, signed with ``key`` (1 to 32 bytes); with the process's own key
     (`protocol.keys.hold`) when none is given; with none at all for ``b""``.
@@ -88,7 +93,7 @@ def mint(code: Code | str, id: str | None = None, *, key: bytes | None = None) -
     Raises ValueError for a malformed code or id."""
     code = Code(code)
     id = new_id() if id is None else id.upper()
-    if len(id) != 8 or id.strip(_CROCKFORD):
+    if not is_id(id):
         raise ValueError(f"{id!r} is not an occurrence id: 8 characters of Crockford base32")
     if key is None:
         ring = held()

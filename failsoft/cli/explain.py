@@ -1,54 +1,53 @@
-"""``failsoft explain``: from a pasted traceback, a worker's log or an events file to what to do.
+"""``failsoft explain``: from a pasted traceback, a log or an events file to what to do.
 
 Exit status: 0 when a failure was recognised; 1 when none was; 2 when the input cannot be read (missing,
-empty, binary).
+empty, binary, compressed, a directory).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import sys
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from failsoft.reading import Refused, chunks, lines, opened
+from failsoft.story import Failure, Story
 from faults import Fault, classify_text
-from faults.meanings import meaning
-from faults.text_faults import plain
+from faults.text_faults import MAX_SEARCH, plain
 from protocol import Code, catalogue
-from protocol.events import KEYS
+from protocol.keys import Key, Keyring, load
 
-MAX_INPUT: Final = 4 * 2**20
-"""Bytes that are looked at, from the end: the failure that ended a run is near the end of its log."""
-MAX_EVENT_INPUT: Final = 64 * 2**20
-"""Bytes of an events file that are looked at, from its beginning: the first failure explains the rest."""
+MAX_LOOKED_AT: Final = 500_000
+"""Most lines that are read closely: beyond, a log so full of failures has told enough."""
 MAX_FOLLOWED: Final = 12
-_EVENTS: Final = re.compile(rb'\s*\{"ts":[0-9.eE+-]{1,40},"level":"[a-z]{1,16}","event":"')
-"""How an events file begins; other logs in JSON, which begin with a time too, are read from the end."""
+"""Most kinds of later failures that are listed."""
 _COLOURS: Final = {"code": "bold red", "advice": "bold green"}
+_WIDTH: Final = 10
 
 
 def explain(
     source: Annotated[str, typer.Argument(help="A file, or - for what is piped or pasted in.")],
     json_output: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    key: Annotated[
+        Path | None, typer.Option(help="The run's key file, to verify signed tokens with.")
+    ] = None,
 ) -> None:
-    """Say what failed, whose fault it is, what is known of the outcome, and what to do."""
-    data, cut = _read(source)
-    if not data.strip():
-        raise _refuse(source, "is empty; paste a traceback, or name a log or an events file")
-    if b"\0" in data[:4096]:
-        raise _refuse(source, "is binary; a traceback, a log or an events file is text")
-    text = data.decode("utf-8", "replace")
-    events = _events(text)
-    told = explain_events(events) if events else explain_text(text)
-    if cut:
-        told["cut"] = f"only {len(data)} bytes of the input were looked at"
+    """Say what failed first, whose fault it is, what is known of the outcome, what to do, and what
+    followed. SOURCE is a traceback, a log of any size, or a run's events.jsonl."""
+    ring = _load(key) if key is not None else None
+    try:
+        told = explain_source(source, ring)
+    except Refused as exc:
+        raise _refuse(source, str(exc)) from None
+    except FileNotFoundError:
+        raise _refuse(source, "is not there; check the path, or pipe the text in and write -") from None
+    except OSError as exc:
+        raise _refuse(source, f"cannot be read: {exc.strerror}") from None
     if json_output:
         typer.echo(_printable(json.dumps(told, indent=2, ensure_ascii=False)))
     else:
@@ -56,36 +55,97 @@ def explain(
     raise typer.Exit(0 if told["recognised"] else 1)
 
 
-def explain_text(text: str) -> dict[str, Any]:
-    """What a traceback or a log means, as the facts that are printed."""
-    fault = classify_text(text)
-    return {"recognised": fault.code.family != "UNKNOWN", **_facts(fault)}
+def _load(path: Path) -> Keyring:
+    try:
+        return load(path)
+    except FileNotFoundError:
+        raise _refuse(str(path), "is not there; name the file that protocol.keys.save wrote") from None
+    except OSError as exc:
+        raise _refuse(str(path), f"cannot be read: {exc.strerror}") from None
+    except ValueError as exc:  # it names the file and the remedy
+        typer.echo(f"failsoft explain: {exc}", err=True)
+        raise typer.Exit(2) from None
 
 
-def explain_events(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The first failure of an events file, and what followed from it."""
-    failures = [e for e in events if e["level"] in ("warning", "error") and _known(e["code"])]
-    if not failures:
-        return {"recognised": False, "events": len(events), "meaning": "no event carries a failure's code"}
-    first = failures[0]
-    code = Code(first["code"])
-    kind, blame, outcome = meaning(code)
-    followed = Counter(f"{e['event']} {e['code']}" for e in failures[1:])
-    return {
-        "recognised": True,
-        "code": str(code),
-        "kind": kind.value,
-        "blame": blame.value,
-        "outcome": outcome.value,
-        "trust": "structured",
-        **_advice(code),
-        "evidence": first["detail"],
-        "event": first["event"],
-        "key": first["key"],
-        "ts": first["ts"],
-        "events": len(events),
-        "followed": dict(followed.most_common(MAX_FOLLOWED)),
-    }
+def explain_source(source: str, key: Key = None) -> dict[str, Any]:
+    """What a traceback, a log or an events file tells, as the facts that are printed. ``source`` is a
+    path, or - for stdin.
+
+    Raises `Refused` for what is no text, OSError for what cannot be opened or read."""
+    story, tail, looked_at, last = Story(key), _Tail(), 0, 0
+    with opened(source) as (file, size):
+        for number, line in lines(tail.pass_on(chunks(file, source, size)), lambda: story.open):
+            story.feed(number, line)
+            looked_at, last = looked_at + 1, number
+            if looked_at == MAX_LOOKED_AT:
+                break
+    story.end()
+    if tail.empty:
+        raise Refused("is empty; paste a traceback, or name a log or an events file")
+    told = _told(story, tail.kept.decode("utf-8", "replace"), key)
+    if looked_at == MAX_LOOKED_AT:
+        told["cut"] = f"only the input up to line {last} was looked at: it is full of failures"
+    return told
+
+
+class _Tail:
+    """The end of the input, which is classified as one text when no line of it was recognised."""
+
+    def __init__(self) -> None:
+        self.kept = b""
+        self.empty = True
+
+    def pass_on(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self.empty = self.empty and not piece.strip()
+            self.kept = (self.kept + piece[-MAX_SEARCH:])[-MAX_SEARCH:]
+            yield piece
+
+
+def _told(story: Story, tail: str, key: Key) -> dict[str, Any]:
+    first = story.first
+    if first is not None:
+        told = {"recognised": True, **_facts(first.fault), **_place(first), **_followed(story)}
+        if story.events:
+            told["events"] = story.events
+        if story.unnamed is not None and story.unnamed.line < first.line:
+            told["before"] = f"line {story.unnamed.line}: {_last_line(story.unnamed.fault.evidence)}"
+    elif story.events:
+        told = {
+            "recognised": False,
+            "events": story.events,
+            "meaning": "no event carries a failure's code",
+        }
+    else:
+        fault = classify_text(tail, key=key)
+        told = {"recognised": fault.code.family != "UNKNOWN", **_facts(fault)}
+        if story.unnamed is not None:
+            told["line"] = story.unnamed.line
+    if story.unverified:
+        told["unread"] = (
+            f"{story.unverified} tokens that could not be verified: damaged, or signed with a key that was "
+            "not given (--key FILE)"
+        )
+    return told
+
+
+def _place(first: Failure) -> dict[str, Any]:
+    place: dict[str, Any] = {}
+    if first.event is not None:
+        place = {name: first.event[name] for name in ("event", "key", "ts")}
+    elif first.at:
+        place["at"] = first.at
+    if first.source:
+        place["source"] = first.source
+    return {**place, "line": first.line}
+
+
+def _followed(story: Story) -> dict[str, Any]:
+    later = [
+        {"what": kind.what, "count": kind.count, "line": kind.places[0][0], "at": kind.places[0][1]}
+        for kind in story.followed[:MAX_FOLLOWED]
+    ]
+    return {"followed": {kind["what"]: kind["count"] for kind in later}, "later": later}
 
 
 def _facts(fault: Fault) -> dict[str, Any]:
@@ -110,72 +170,19 @@ def _advice(code: Code) -> dict[str, str]:
     return {"advice": entry.advice, "meaning": entry.meaning, "runbook": entry.runbook}
 
 
-def _known(code: object) -> bool:
-    try:
-        Code(str(code))
-    except ValueError:
-        return False
-    return True
-
-
-def _events(text: str) -> list[dict[str, Any]]:
-    """The events, when the input is an events file: its first whole line says so."""
-    found: list[dict[str, Any]] = []
-    for line in text.split("\n"):  # not splitlines: a detail may hold U+2028
-        if not line.strip():
-            continue
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            event = None
-        if isinstance(event, dict) and event.keys() >= set(KEYS):
-            found.append(event)
-        elif not found:
-            return []
-    return found
-
-
-def _read(source: str) -> tuple[bytes, bool]:
-    try:
-        if source == "-":
-            if sys.stdin is None:
-                raise _refuse(source, "is closed; pipe a text in, or name a file")
-            return _bounded(sys.stdin.buffer)
-        with Path(source).open("rb") as file:
-            return _bounded(file, os.fstat(file.fileno()).st_size)
-    except FileNotFoundError:
-        raise _refuse(source, "is not there; check the path, or pipe the text in and write -") from None
-    except OSError as exc:
-        raise _refuse(source, f"cannot be read: {exc.strerror}") from None
-
-
-def _bounded(file: BinaryIO, size: int = 0) -> tuple[bytes, bool]:
-    """The beginning of an events file or the end of any other, and whether that is not all of it.
-    ``size`` is 0 for a pipe, which has none."""
-    kept, cut = file.read(4096), False
-    if b"\0" in kept:
-        return kept, False  # binary, and perhaps without an end
-    if _EVENTS.match(kept):
-        kept += file.read(MAX_EVENT_INPUT - len(kept))
-        return kept, file.read(1) != b""
-    if size > MAX_INPUT:
-        file.seek(-MAX_INPUT, os.SEEK_END)
-        return file.read(MAX_INPUT), True
-    while chunk := file.read(1 << 20):
-        kept += chunk
-        if len(kept) > MAX_INPUT:
-            kept, cut = kept[-MAX_INPUT:], True
-    return kept, cut
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
 
 
 def _print(told: dict[str, Any]) -> None:
     console = Console(highlight=False)
     for name, value in told.items():
-        if name == "recognised":
+        if name in ("recognised", "later"):
             continue
-        if isinstance(value, dict):
-            value = ", ".join(f"{what} ×{n}" for what, n in value.items()) or "nothing"
-        line = Text(f"{name:<10}", style="dim")
+        if name == "followed":
+            value = f"\n{'':<{_WIDTH}}".join(map(_later, told["later"])) or "nothing"
+        line = Text()
+        line.append(f"{name:<{_WIDTH}}", style="dim")
         line.append(_printable(str(value)), style=_COLOURS.get(name, ""))
         console.print(line, soft_wrap=True)
     if not told["recognised"]:
@@ -184,6 +191,11 @@ def _print(told: dict[str, Any]) -> None:
             "line to the exception's own, or the run's events.jsonl.",
             soft_wrap=True,
         )
+
+
+def _later(kind: dict[str, Any]) -> str:
+    when = f", {kind['at']}" if kind["at"] else ""
+    return f"{kind['what']} ×{kind['count']} (line {kind['line']}{when})"
 
 
 def _printable(text: str) -> str:

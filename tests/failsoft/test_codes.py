@@ -86,3 +86,37 @@ def test_what_is_no_code_gets_one_line(text: str) -> None:
 def test_the_list_names_every_code() -> None:
     _, out, _ = run()
     assert all(str(entry.code) in out for entry in catalogue)
+
+
+@pytest.mark.parametrize("text", ["ENGINE", "engine", " Engine "])
+def test_a_family_alone_lists_it(text: str) -> None:
+    wanted = [entry for entry in catalogue if entry.code.family is Family.ENGINE]
+    status, out, _ = run(text, "--json")
+    assert status == 0
+    assert json.loads(out) == [as_dict(entry) for entry in wanted]
+    status, out, _ = run(text)
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines() if "." in line.split()[0]] == [
+        str(entry.code) for entry in wanted
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("ENGINE.EXITD", "ENGINE.EXITED"),
+        ("engin.exited", "ENGINE.EXITED"),
+        ("refit_aborted", "WEIGHTS.REFIT_ABORTED"),
+        ("UPSTREAM.ABORT", "UPSTREAM.ABORTED"),
+    ],
+)
+def test_the_nearest_name_is_offered(text: str, meant: str) -> None:
+    status, out, err = run(text)
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert "did you mean " in err
+    assert meant in err
+
+
+def test_what_is_like_nothing_gets_the_way_to_the_list() -> None:
+    assert run("zebra")[2].endswith("; `failsoft codes` lists what there is\n")
