@@ -21,9 +21,9 @@ from faults import Blame, Fault, Kind, Outcome, classify_text
 from faults.meanings import meaning
 from faults.text_faults import plain
 from protocol import Code, Family, Reading, Trust, scan
-from protocol.boundary import FOREIGN
 from protocol.carriers.log_line import Line, event_of, read_line, unwrap
 from protocol.keys import Key
+from protocol.reading import FOREIGN
 from protocol.safe import MAX_TEXT, clean
 
 MAX_KINDS: Final = 500

@@ -26,9 +26,10 @@ from faults.pool_faults import POOLS
 from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
 from faults.text_faults import guess, line_of, plain
 from protocol import Code, CodedError, Family, Reading, Trust, read
-from protocol.boundary import read_texts
+from protocol.carriers.http_reply import read_exception
 from protocol.errors import type_name, walk
 from protocol.keys import Key
+from protocol.reading import read_texts
 from protocol.safe import MAX_TEXT, clean, text_of
 
 TABLE: Final[dict[str, str]] = {**RAY, **HTTP, **POOLS}
@@ -72,7 +73,7 @@ def _classify(inner: BaseException, hops: int, key: Key) -> Fault:
         return _coded(inner, hops)
     row, name = _row(inner)
     if row == "UPSTREAM.SERVER_ERROR" or (row is not None and _status_of(inner) is not None):
-        return _http(inner, row)
+        return _http(inner, row, key)
     if row in TEXT_ONLY:
         return _from_text(inner, _code(row), key)
     if row == "ACTOR.DIED":
@@ -191,8 +192,11 @@ def _actor_died(exc: BaseException, hops: int, key: Key) -> Fault:
     return _fault(_code("ACTOR.NESTED_DIED" if hops else "ACTOR.DIED"), Trust.STRUCTURED, name, exc)
 
 
-def _http(exc: BaseException, row: str | None) -> Fault:
+def _http(exc: BaseException, row: str | None, key: Key) -> Fault:
     status = _status_of(exc)
+    found = read_exception(exc, key=key) if status is not None and status >= 500 else Reading()
+    if found.code is not None:  # the server named it; a 4xx is named by its status, which says whose it is
+        return replace(_by_reading(found, _evidence(type_name(exc), exc)), status=status)
     response = getattr(exc, "response", None)
     headers = getattr(response if response is not None else exc, "headers", None)
     code = status_code(status) if status is not None and row == "UPSTREAM.SERVER_ERROR" else row

@@ -12,6 +12,7 @@ import re
 from typing import Final
 
 from faults.http_faults import HTTP, status_code
+from faults.pool_faults import POOLS
 from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
 from protocol.carriers.log_line import without_terminal
 
@@ -34,7 +35,7 @@ BUILTIN: Final[dict[str, str]] = {
     "EOFError": "TRANSPORT.DISCONNECTED",
     "MemoryError": "NODE.OUT_OF_MEMORY",
 }
-_FULL: Final[dict[str, str]] = {**RAY, **HTTP, **BUILTIN}
+_FULL: Final[dict[str, str]] = {**RAY, **HTTP, **POOLS, **BUILTIN}
 _SHORT: Final[dict[str, str]] = {name.rpartition(".")[2]: code for name, code in _FULL.items()}
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for the tab and the end of a line

@@ -5,11 +5,12 @@ room holds the names (codes and their catalogue), the one exception that carries
 for places where only text survives, and the events. It imports nothing of ours.
 """
 
-from protocol.boundary import Reading, code_of, coded, read
+from protocol.boundary import coded
 from protocol.catalogue import catalogue
 from protocol.codes import Code, Family
 from protocol.errors import CodedError
 from protocol.events import Events
+from protocol.reading import Reading, code_of, read
 from protocol.token import Trust, defuse, mint, scan
 
 __all__ = [

@@ -131,7 +131,8 @@ class CodedError(Exception):
         carried = self.data.get(CARRIED)
         if isinstance(carried, str):
             return carried
-        return mint(self.code, self.id, key=None if self.trust >= Trust.SIGNED else b"")
+        id = self.id if is_id(self.id) else "00000000"  # replaced by nonsense: str() must not raise for it
+        return mint(self.code, id, key=None if self.trust >= Trust.SIGNED else b"")
 
     @property
     def chain(self) -> tuple[Link, ...]:

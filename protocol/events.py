@@ -21,10 +21,11 @@ from typing import Any, Final, Literal, Self
 import msgspec
 import structlog
 
-from protocol.boundary import Reading, read
 from protocol.codes import Code
+from protocol.errors import CODE_TRUST
+from protocol.reading import Reading, read
 from protocol.safe import clean, json_safe
-from protocol.token import mint, new_id
+from protocol.token import Trust, defuse, mint, new_id
 
 KEYS: Final = (
     *("ts", "level", "event", "code", "id", "key", "run", "role", "host", "pid", "detail", "data", "token"),
@@ -70,6 +71,8 @@ class Events:
         if found is not None:
             code = code or found.code
             detail = detail or found.detail or clean(error)
+            if found.code is not None and found.trust < Trust.STRUCTURED:
+                data[CODE_TRUST] = found.trust.name.lower()  # or the line would be believed further
         occurrence, token = _occurrence(code, found)
         getattr(self._log, level)(
             event,
@@ -77,7 +80,7 @@ class Events:
             code=str(code) if code else None,
             id=occurrence,
             key=clean(key, 256),
-            detail=clean(detail),
+            detail=defuse(clean(detail)),  # the line's own token stands in its last key
             data=json_safe(data),
             token=token,
         )

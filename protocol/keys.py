@@ -180,7 +180,7 @@ async def fetch(run: str, *, timeout: float = 30.0) -> Keyring:
     answer, Ray's exceptions when it is dead."""
     import ray
 
-    keeper = ray.get_actor(_name(run), namespace=NAMESPACE)
+    keeper: Any = ray.get_actor(_name(run), namespace=NAMESPACE)
     async with asyncio.timeout(timeout):
         current, *former = await keeper.keys.remote()
     return Keyring(current, tuple(former))

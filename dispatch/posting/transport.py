@@ -19,8 +19,8 @@ import msgspec
 
 from dispatch.posting.request import Answer, Item
 from faults import classify, classify_status
-from protocol import CodedError, defuse, read
-from protocol.boundary import HEADER
+from protocol import CodedError, defuse
+from protocol.carriers.http_reply import HEADER, error_from_reply
 from protocol.errors import walk
 from protocol.foreign import excerpt
 
@@ -149,19 +149,17 @@ def _tame(exc: BaseException) -> None:
 def _refused(
     response: httpx.Response, headers: dict[str, str], body: bytes, facts: dict[str, Any]
 ) -> CodedError:
-    # What the server wrote is foreign text: it may be a model's output, and must not pass for ours.
-    text = excerpt(body)
-    fault = classify_status(response.status_code, headers, text)
+    status = response.status_code
+    fault = classify_status(status, headers, excerpt(body))
     if fault is None:  # 1xx never ends an exchange
-        return CodedError(
-            "TRANSPORT.PROTOCOL", f"HTTP status {response.status_code} ended the exchange", facts
-        )
-    code = fault.code
-    if HEADER in headers and response.status_code >= 500:
-        code = read(headers[HEADER]).code or code
-    data = {**facts, "status": response.status_code, "body": text, "retry_after": fault.retry_after}
-    detail = f"HTTP {response.status_code} from {response.request.url}: {excerpt(body, 600)}"
-    return CodedError(code, detail, data)
+        return CodedError("TRANSPORT.PROTOCOL", f"HTTP status {status} ended the exchange", facts)
+    data = {**facts, "status": status, "body": excerpt(body), "retry_after": fault.retry_after}
+    detail = f"HTTP {status} from {response.request.url}: {excerpt(body, 600)}"
+    if status < 500:  # what describes the request is the status's to say
+        return CodedError(fault.code, detail, data)
+    # Header and document alone: what else stands in the body may be a model's.
+    said = error_from_reply(status, headers, body, code=fault.code, text=False)
+    return CodedError(said.code, detail, {**said.data, **data}, id=said.id)
 
 
 def _json(body: bytes, content_type: str, status: int, facts: dict[str, Any]) -> Any:

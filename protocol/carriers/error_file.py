@@ -25,13 +25,14 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from protocol.boundary import FOREIGN, Namer
+from protocol.boundary import Namer
 from protocol.boundary import named as name_it
 from protocol.carriers.exit_status import SIGNAL, read_status
 from protocol.codes import Code, Family
 from protocol.errors import CARRIED, CODE_TRUST, CodedError, Link, Origin
+from protocol.reading import FOREIGN
 from protocol.safe import MAX_TEXT, clean, json_safe
-from protocol.token import MAX_TOKEN, Trust, is_id
+from protocol.token import MAX_TOKEN, Trust, is_id, new_id
 
 FORMAT: Final = 1
 """The format's number, in the member ``failsoft``; a release with another one writes a higher number."""
@@ -131,7 +132,7 @@ def _body(error: CodedError) -> bytes:
     whole = _File(
         FORMAT,
         str(error.code),
-        error.id,
+        error.id if is_id(error.id) else new_id(),
         error.token,
         error.detail,
         error.data,

@@ -14,8 +14,8 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from protocol.boundary import Reading
 from protocol.codes import Code
+from protocol.reading import Reading
 from protocol.token import Trust
 
 EXIT_STATUS: Final = "exit_status"

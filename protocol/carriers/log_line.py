@@ -18,11 +18,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from protocol.boundary import FOREIGN, Reading
 from protocol.codes import Code
 from protocol.errors import trust_of
 from protocol.events import KEYS
 from protocol.keys import Key, held
+from protocol.reading import FOREIGN, Reading
 from protocol.safe import text_of
 from protocol.token import Token, Trust, scan
 

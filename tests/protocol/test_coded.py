@@ -294,7 +294,9 @@ def test_the_status_of_aiohttp_is_kept() -> None:
     exc = ClientResponseError(RequestInfo(URL("http://h/"), "POST", headers), (), status=503, headers=headers)
     with pytest.raises(CodedError) as caught:
         coded(name=name_of)(lambda: function.__wrapped__(exc))()  # type: ignore[attr-defined]
-    assert (caught.value.code, caught.value.data) == ("BACKPRESSURE.OVERLOADED", {"status": 503})
+    assert caught.value.code == "BACKPRESSURE.OVERLOADED"
+    assert caught.value.data == {"status": 503, "retry_after": 2}
+    assert classify(caught.value).retry_after == 2
 
 
 def test_a_status_of_something_else_is_not_taken_for_http() -> None:

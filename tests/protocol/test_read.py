@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import Code, CodedError, Reading, Trust, code_of, mint, read
-from protocol.boundary import HEADER, MAX_READ, PROBLEM
+from protocol.carriers.http_reply import HEADER, PROBLEM
+from protocol.reading import MAX_READ
 from tests.protocol.badly_written import HOSTILE
 
 KEY = b"the run's key"

@@ -17,7 +17,7 @@ from dispatch.posting import transport
 from dispatch.posting.request import Answer, Item
 from faults import classify, decide
 from protocol import CodedError, code_of, mint, scan
-from protocol.boundary import HEADER
+from protocol.carriers.http_reply import HEADER
 from protocol.token import Token
 from tests.support.wait import until
 from tests.support.witness import Witness

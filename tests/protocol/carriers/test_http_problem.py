@@ -19,9 +19,15 @@ from yarl import URL
 
 from faults import name_of
 from protocol import Code, CodedError, Family, Reading, Trust, catalogue, code_of, coded, mint, read, scan
-from protocol.boundary import HEADER, PROBLEM
 from protocol.carriers.http_problem import MAX_BODY, MIN_BODY, Problem, problem, status_of
-from protocol.carriers.http_reply import error_from_reply, facts_of, read_exception, read_reply
+from protocol.carriers.http_reply import (
+    HEADER,
+    PROBLEM,
+    error_from_reply,
+    facts_of,
+    read_exception,
+    read_reply,
+)
 from protocol.errors import CARRIED, CODE_TRUST
 from protocol.keys import Keyring, hold
 from protocol.safe import set_prompt_budget

@@ -84,7 +84,8 @@ def test_an_event_of_no_failure_reads_as_none_and_a_token_in_its_detail_as_text(
     assert read_line(written()).code is None
     assert event_of(written()) is not None
     error = CodedError(OTHER)
-    found = read_line(written(detail=f"saw {error}"))
+    assert read_line(written(detail=f"saw {error}")).code is None, "Events defuses what it embeds"
+    found = read_line(written(detail="saw it").replace("saw it", f"saw {error}"))
     assert (found.code, found.id, found.trust) == (OTHER, error.id, Trust.CHECKSUMMED)
 
 

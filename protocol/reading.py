@@ -1,0 +1,150 @@
+"""Reading a code back, from whatever carries one: `read` and `code_of`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from protocol.codes import Code
+from protocol.errors import CodedError, trust_of, walk
+from protocol.keys import Key, Replays
+from protocol.safe import text_of
+from protocol.token import Trust, is_id, scan
+
+MAX_READ: Final = 1 << 20
+"""Most characters of a text that are searched for a token: the head and the tail, half each."""
+MAX_NESTED: Final = 8
+"""Deepest mapping inside a mapping that is looked at."""
+
+FOREIGN: Final = Code("UNKNOWN.FOREIGN")
+"""What the token of a later release reads as; ``raw`` carries it on."""
+
+_HANDLING = re.compile(r"^During handling of the above exception, another exception occurred:$", re.M)
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What was read back. ``code`` is None when nothing was found; ``raw`` is the token as it stood,
+    which keeps tokens of later releases readable."""
+
+    code: Code | None = None
+    id: str = ""
+    detail: str = ""
+    data: dict[str, Any] = {}
+    trust: Trust = Trust.NONE
+    raw: str = ""
+
+
+def code_of(thing: object, *, key: Key = None) -> Code | None:
+    """The code that ``thing`` carries, or None. See `read`."""
+    return read(thing, key=key).code
+
+
+def read(thing: object, *, key: Key = None, replays: Replays | None = None) -> Reading:
+    """Read a code back from an exception of any shape, an ExceptionGroup, an HTTP response (httpx,
+    requests and aiohttp have the attributes it looks at), an event or problem as a mapping, a log
+    line or plain text. Structured data beats text, and the reading says which it was. Never raises.
+    A mapping is taken at its word: give it what came over a carrier of yours, never what a model wrote.
+
+    Tokens in text are verified with ``key``, else with the keys that the process holds
+    (`protocol.keys.hold`). With ``replays``, an occurrence that was met before and now stands in text
+    is a quotation, and believed no further than a guess."""
+    try:
+        found = _read(thing, key)
+    except Exception:  # noqa: BLE001 - a property or mapping of a foreign type may raise anything
+        return Reading()
+    if replays is not None and found.id and replays.met(found.id) and found.trust < Trust.STRUCTURED:
+        return msgspec.structs.replace(found, trust=min(found.trust, Trust.HEURISTIC))
+    return found
+
+
+def _read(thing: object, key: Key) -> Reading:
+    if isinstance(thing, BaseException):
+        return _read_exception(thing, key)
+    if isinstance(thing, Mapping):
+        return _read_mapping(thing, key)
+    if isinstance(thing, bytes | bytearray):
+        return _read_bytes(thing, key)
+    if isinstance(thing, str):
+        return _read_text(thing, key)
+    headers = getattr(thing, "headers", None)
+    if isinstance(headers, Mapping):
+        return _read_response(thing, headers, key)
+    return Reading()
+
+
+def _read_exception(exc: BaseException, key: Key) -> Reading:
+    from protocol.carriers.http_reply import read_exception  # here, for it needs Reading from above
+
+    everything = walk(exc)
+    for one in everything:
+        if issubclass(type(one), CodedError):  # not isinstance, which asks a foreign __class__
+            assert isinstance(one, CodedError)
+            # Through Ray the instance is a dual of RayTaskError; its attributes answer all the same.
+            return Reading(one.code, one.id, one.detail, one.data, one.trust, one.token)
+    for one in everything:  # what an HTTP client raises for a status holds the reply
+        found = read_exception(one, key=key)
+        if found.code is not None:
+            return found
+    return read_texts(everything, key)
+
+
+def read_texts(exceptions: Iterable[BaseException], key: Key = None) -> Reading:
+    """The first code that the text of one of ``exceptions`` holds. Where such a text is a traceback (a
+    process pool and Ray keep those of the other side), what was only being handled when the exception
+    arose does not count, here as little as beside a live exception (`walk`)."""
+    for one in exceptions:
+        found = _read_text(_HANDLING.split(text_of(one))[-1], key)
+        if found.raw:
+            return found
+    return Reading()
+
+
+def _read_text(text: str, key: Key) -> Reading:
+    if len(text) > MAX_READ:
+        text = f"{text[: MAX_READ // 2]}\n{text[-MAX_READ // 2 :]}"
+    tokens = scan(text, key=key)
+    if not tokens:
+        return Reading()
+    # The first token is the first failure: Python prints a cause above its effect.
+    token = tokens[0]
+    code = token.code or FOREIGN
+    return Reading(code, token.id, "", {}, token.trust, token.raw)
+
+
+def _read_bytes(body: bytes | bytearray, key: Key) -> Reading:
+    if len(body) > MAX_READ:
+        body = b"\n".join((body[: MAX_READ // 2], body[-MAX_READ // 2 :]))
+    return _read_text(bytes(body).decode("utf-8", "replace"), key)
+
+
+def _read_mapping(thing: Mapping[Any, Any], key: Key, depth: int = MAX_NESTED) -> Reading:
+    code, occurrence = thing.get("code"), thing.get("id") or thing.get("instance") or ""
+    if isinstance(code, str):
+        try:
+            held = thing.get("data")
+            data = dict(held) if isinstance(held, Mapping) else {}
+            # Only the top is a carrier of ours; deeper, it is some other program's error object.
+            trust = trust_of(data) if depth == MAX_NESTED else Trust.HEURISTIC
+            id = occurrence if isinstance(occurrence, str) and is_id(occurrence) else ""
+            return Reading(Code(code), id, text_of(thing.get("detail") or ""), data, trust)
+        except ValueError:
+            pass  # some other program's "code": its texts may still hold a token
+    for value in list(thing.values())[:64]:
+        if isinstance(value, str):
+            found = _read_text(value, key)
+            if found.raw:
+                return found
+        elif isinstance(value, Mapping) and depth > 0:
+            found = _read_mapping(value, key, depth - 1)
+            if found.code is not None:
+                return found
+    return Reading()
+
+
+def _read_response(response: object, headers: Mapping[Any, Any], key: Key) -> Reading:
+    from protocol.carriers.http_reply import read_response  # here, for it needs Reading from above
+
+    return read_response(response, headers, key=key)
