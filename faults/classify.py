@@ -27,7 +27,8 @@ from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
 from faults.text_faults import guess, line_of, plain
 from protocol import Code, CodedError, Family, Reading, Trust, read
 from protocol.carriers.http_reply import read_exception
-from protocol.errors import type_name, walk
+from protocol.errors import NESTED as NESTED_MARK
+from protocol.errors import came_through_ray, type_name, walk
 from protocol.keys import Key
 from protocol.reading import read_texts
 from protocol.safe import MAX_TEXT, clean, text_of
@@ -60,13 +61,14 @@ def classify(exc: BaseException, *, key: Key = None) -> Fault:
     """What ``exc`` means. Never raises; an exception that nothing names is UNKNOWN.EXCEPTION, which
     is not retried. ``key`` is the run's key, with which tokens in text are verified."""
     try:
-        return _classify(*_peel(exc), key)
+        return _classify(*_peel(exc), key, exc)
     except Exception:  # noqa: BLE001 - an exception's properties may raise anything when they are read
         name = clean(_NAME.__get__(type(exc)), 256)
         return _make(_code("UNKNOWN.EXCEPTION"), Trust.NONE, f"{name}, whose attributes cannot be read")
 
 
-def _classify(inner: BaseException, hops: int, key: Key) -> Fault:
+def _classify(inner: BaseException, hops: int, key: Key, outer: BaseException) -> Fault:
+    """``outer`` is the exception with Ray's wrapping, whose text has the causes that Ray dropped."""
     if _is(inner, BaseExceptionGroup):
         return _group(inner, hops, key)
     if _is(inner, CodedError):
@@ -75,7 +77,9 @@ def _classify(inner: BaseException, hops: int, key: Key) -> Fault:
     if row == "UPSTREAM.SERVER_ERROR" or (row is not None and _status_of(inner) is not None):
         return _http(inner, row, key)
     if row in TEXT_ONLY:
-        return _from_text(inner, _code(row), key)
+        # An attribute that cannot be pickled leaves a bare RayError beneath the RayTaskError.
+        bare = hops > 0 and _full(type(inner)) == "ray.exceptions.RayError"
+        return _from_text(inner, _code("TASK.UNSERIALIZABLE" if bare else row), key)
     if row == "ACTOR.DIED":
         return _actor_died(inner, hops, key)
     if row is not None:
@@ -84,11 +88,11 @@ def _classify(inner: BaseException, hops: int, key: Key) -> Fault:
     everything = walk(inner)
     carried = next((one for one in everything if _is(one, CodedError)), None)
     if carried is not None:
-        return _coded(carried, hops)
+        return _coded(carried, hops + came_through_ray(carried))
     builtin = _builtin(inner)
     if builtin is not None:
         return _fault(_code(NESTED.get(builtin, builtin) if hops else builtin), Trust.STRUCTURED, name, inner)
-    found = read_texts(everything, key)
+    found = read_texts([*everything, outer] if hops else everything, key)
     if found.code is not None:
         return _by_reading(found, inner)
     if hops:
@@ -168,7 +172,7 @@ def _coded(error: CodedError, hops: int) -> Fault:
         retry_after=float(min(max(0.0, after), MAX_RETRY_AFTER)) if known and after is not None else None,
         id=error.id,
     )
-    return _nest(made, hops)
+    return _nest(made, hops + (error.data.get(NESTED_MARK) is True))
 
 
 def _nest(fault: Fault, hops: int) -> Fault:
@@ -182,7 +186,7 @@ def _actor_died(exc: BaseException, hops: int, key: Key) -> Fault:
     name = type_name(exc)
     if getattr(exc, "actor_init_failed", False):
         # Only the text of what __init__ raised survives: a token in it says what it was.
-        found = read(text_of(exc), key=key)
+        found = read_texts([exc], key)
         if found.code is not None:
             blame = Blame.NESTED if hops else Blame.CALLEE
             return replace(_by_reading(found, exc), blame=blame, outcome=Outcome.NOT_RUN)
@@ -260,7 +264,7 @@ def _group(group: BaseExceptionGroup[BaseException], hops: int, key: Key) -> Fau
             )
             break
         inner, more = _peel(leaf)
-        faults.append(_classify(inner, hops + more, key))
+        faults.append(_classify(inner, hops + more, key, leaf))
     strictest = max(faults, key=rank)
     return replace(
         strictest,
@@ -271,11 +275,10 @@ def _group(group: BaseExceptionGroup[BaseException], hops: int, key: Key) -> Fau
 
 
 def _from_text(exc: BaseException, row: Code, key: Key) -> Fault:
-    text = text_of(exc)
-    found = read(text, key=key)
+    found = read_texts([exc], key)
     if found.code is not None:
         return _by_reading(found, exc)
-    return _guess(text) or _fault(row, Trust.STRUCTURED, type_name(exc), exc)
+    return _guess(text_of(exc)) or _fault(row, Trust.STRUCTURED, type_name(exc), exc)
 
 
 def _guess(text: str) -> Fault | None:

@@ -8,16 +8,9 @@ from typing import Final
 
 from faults.fault import Action, Blame, Decision, Fault, Outcome
 from protocol import Family, Trust, catalogue
+from protocol.catalogue import STRICTNESS
 
-# Ordered from what allows the most to what allows the least.
-_ORDER: Final = (
-    Action.RETRY_SAME,
-    Action.RETRY_ELSEWHERE,
-    Action.RECREATE,
-    Action.WAIT,
-    Action.CANCEL,
-    Action.GIVE_UP,
-)
+_ORDER: Final = tuple(Action(advice) for advice in STRICTNESS)
 
 # Whatever advice a code of these families was registered with: sending a request again does not make
 # it right, and nothing unknown is retried.

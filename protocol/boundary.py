@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar, overload
 
 from protocol.carriers.http_reply import facts_of
 from protocol.codes import Code
-from protocol.errors import CARRIED, CODE_TRUST, CodedError
-from protocol.reading import FOREIGN, read
+from protocol.errors import CARRIED, CODE_TRUST, NESTED, CodedError, came_through_ray, walk
+from protocol.reading import FOREIGN, Reading, read, strictness
 from protocol.token import Trust
 
 T = TypeVar("T")
@@ -65,13 +65,27 @@ def named(
         assert isinstance(exc, CodedError)
         return exc
     found = read(exc)
+    if issubclass(type(exc), BaseExceptionGroup):
+        leaves = [leaf for leaf in walk(exc) if not issubclass(type(leaf), BaseExceptionGroup)]
+        found = max((_named_leaf(leaf, code, name) for leaf in leaves), key=strictness, default=found)
     facts = {**facts_of(exc), **(data or {})}
     if found.code is not None and found.trust < Trust.STRUCTURED:
         facts[CODE_TRUST] = found.trust.name.lower()  # or text that a model wrote would gain trust
         if found.code == FOREIGN:
             facts[CARRIED] = found.raw
+    if found.code is not None and came_through_ray(exc):
+        facts[NESTED] = True
     given = found.code or (name(exc) if name is not None else None) or code
     return CodedError.from_exception(exc, given, detail, facts, id=found.id or None)
+
+
+def _named_leaf(leaf: BaseException, code: Code | str, name: Namer | None) -> Reading:
+    """What a leaf of a group is called: one without a code allows as little as the fallback does, so that
+    a group never allows more than its strictest leaf."""
+    found = read(leaf)
+    if found.code is not None:
+        return found
+    return Reading(Code((name(leaf) if name is not None else None) or code), trust=Trust.STRUCTURED)
 
 
 NameIt = Callable[[Exception], "CodedError | None"]

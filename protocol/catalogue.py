@@ -19,6 +19,10 @@ from protocol.codes import Code, Family
 
 Advice = Literal["retry_same", "retry_elsewhere", "wait", "recreate", "cancel", "give_up"]
 Outcome = Literal["not_run", "unknown", "ran"]
+STRICTNESS: Final[tuple[Advice, ...]] = (
+    *("retry_same", "retry_elsewhere", "recreate", "wait", "cancel", "give_up"),
+)
+"""The advice from what allows the most to what allows the least: a group is named by its strictest leaf."""
 
 
 @dataclass(frozen=True, slots=True)

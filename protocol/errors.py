@@ -33,6 +33,9 @@ MAX_NOTES: Final = 8
 """Most notes (PEP 678) of an exception kept as data."""
 CODE_TRUST: Final = "code_trust"
 """In a CodedError's data: how far its code may be believed, where it was read from mere text."""
+NESTED: Final = "nested"
+"""In a CodedError's data: it was named again here, after it had come through a Ray call: what it tells of
+happened to something that our callee called, and our callee is alive."""
 CARRIED: Final = "carried"
 """In a CodedError's data: the token of a later release that named it, carried on byte for byte."""
 _LEAVES: Final[Any] = vars(BaseExceptionGroup)["exceptions"]
@@ -251,6 +254,15 @@ def walk(exc: BaseException, limit: int = 256, *, context: bool = False) -> list
                 break
             queue += below(current, context=context)
     return list(seen.values())
+
+
+def came_through_ray(exc: BaseException) -> bool:
+    """Whether ``exc``, or what lies below it, is a RayTaskError or its dual: raised in another process."""
+    return any(
+        cls.__name__ == "RayTaskError" and cls.__module__ == "ray.exceptions"
+        for one in walk(exc)
+        for cls in type(one).__mro__
+    )
 
 
 def _links(error: CodedError) -> Iterator[Link]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from protocol.catalogue import STRICTNESS, catalogue
 from protocol.codes import Code
 from protocol.errors import CodedError, trust_of, walk
 from protocol.keys import Key, Replays
@@ -22,7 +23,10 @@ MAX_NESTED: Final = 8
 FOREIGN: Final = Code("UNKNOWN.FOREIGN")
 """What the token of a later release reads as; ``raw`` carries it on."""
 
-_HANDLING = re.compile(r"^During handling of the above exception, another exception occurred:$", re.M)
+_DIRECT_CAUSE = re.compile(
+    r"^The above exception was the direct cause of the following exception:$", re.MULTILINE
+)
+_HANDLING = re.compile(r"^During handling of the above exception, another exception occurred:$", re.MULTILINE)
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -81,9 +85,11 @@ def _read_exception(exc: BaseException, key: Key) -> Reading:
     everything = walk(exc)
     for one in everything:
         if issubclass(type(one), CodedError):  # not isinstance, which asks a foreign __class__
-            assert isinstance(one, CodedError)
-            # Through Ray the instance is a dual of RayTaskError; its attributes answer all the same.
-            return Reading(one.code, one.id, one.detail, one.data, one.trust, one.token)
+            return _of(one)
+        if issubclass(type(one), BaseExceptionGroup):
+            leaves = [_of(leaf) for leaf in walk(one) if issubclass(type(leaf), CodedError)]
+            if leaves:
+                return max(leaves, key=strictness)
     for one in everything:  # what an HTTP client raises for a status holds the reply
         found = read_exception(one, key=key)
         if found.code is not None:
@@ -91,14 +97,28 @@ def _read_exception(exc: BaseException, key: Key) -> Reading:
     return read_texts(everything, key)
 
 
+def _of(error: BaseException) -> Reading:
+    assert isinstance(error, CodedError)
+    # Through Ray the instance is a dual of RayTaskError; its attributes answer all the same.
+    return Reading(error.code, error.id, error.detail, error.data, error.trust, error.token)
+
+
+def strictness(found: Reading) -> int:
+    """How little the code that was read allows (`protocol.catalogue.STRICTNESS`)."""
+    assert found.code is not None
+    return STRICTNESS.index(catalogue.entry(found.code).advice)
+
+
 def read_texts(exceptions: Iterable[BaseException], key: Key = None) -> Reading:
     """The first code that the text of one of ``exceptions`` holds. Where such a text is a traceback (a
-    process pool and Ray keep those of the other side), what was only being handled when the exception
-    arose does not count, here as little as beside a live exception (`walk`)."""
+    process pool and Ray keep those of the other side), it is read as the exceptions themselves would be
+    (`walk`): the outermost that has a code, then its causes, and never what was only being handled."""
     for one in exceptions:
-        found = _read_text(_HANDLING.split(text_of(one))[-1], key)
-        if found.raw:
-            return found
+        chain = _DIRECT_CAUSE.split(_HANDLING.split(text_of(one))[-1])  # Python prints a cause first
+        for text in reversed(chain):
+            found = _read_text(text, key)
+            if found.raw:
+                return found
     return Reading()
 
 

@@ -273,8 +273,8 @@ HAND_MADE: dict[str, tuple[BaseException, str, Blame, Outcome]] = {
         "REQUEST.REJECTED", Blame.REQUEST, Outcome.NOT_RUN,
     ),
     "a group with a bad leaf": (
-        unpicklable(RAISED.format("ExceptionGroup: g (2 sub-exceptions)")), "INTERNAL.RAY", Blame.CALLEE,
-        Outcome.UNKNOWN,
+        unpicklable(RAISED.format("ExceptionGroup: g (2 sub-exceptions)")), "TASK.UNSERIALIZABLE",
+        Blame.CALLEE, Outcome.RAN,
     ),
     "anything in __init__": (init_failed("x"), "ACTOR.INIT_FAILED", Blame.CALLEE, Outcome.NOT_RUN),
     "anything in an inner __init__": (

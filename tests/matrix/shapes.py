@@ -83,6 +83,7 @@ def _with_notes() -> BaseException:
 
 
 def _group() -> BaseException:
+    # Named by the leaf that allows the least: whatever the other one is, nobody knows that it may be retried.
     return ExceptionGroup("two engines", [CodedError("ENGINE.EXITED", "engine/1"), KeywordOnly(status=5)])
 
 
@@ -92,7 +93,7 @@ SHAPES: Final[dict[str, Shape]] = {
     "subclass the reader cannot import": Shape(_not_importable_elsewhere, "WEIGHTS.REFIT_ABORTED"),
     "CodedError with notes": Shape(_with_notes, "ENGINE.EXITED"),
     "raised `from` a CodedError": Shape(_raised_from, "WEIGHTS.REFIT_ABORTED"),
-    "group with a bad leaf": Shape(_group, "ENGINE.EXITED"),
+    "group with a bad leaf": Shape(_group, "TASK.FAILED"),
     "ValueError": Shape(lambda: ValueError("bad"), "TASK.FAILED"),
     "keyword-only `__init__`": Shape(lambda: KeywordOnly(status=503), "TASK.FAILED"),
     "two required arguments": Shape(lambda: TwoRequired("a", "b"), "TASK.FAILED"),

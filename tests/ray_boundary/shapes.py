@@ -190,7 +190,7 @@ SHAPES: Final[dict[str, Shape]] = {
     # A group means what its strictest leaf means.
     "group of coded errors": Shape(
         _raising(lambda: ExceptionGroup("two", [aborted(), CodedError("NODE.IO", SAID, id=ANOTHER)])),
-        _STRUCTURED,
+        ("NODE.IO", Trust.STRUCTURED),  # the leaf that allows the least
         _DISK,
         _DISK,
         "two",
