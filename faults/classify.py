@@ -28,10 +28,10 @@ from faults.text_faults import guess, line_of, plain
 from protocol import Code, CodedError, Family, Reading, Trust, read
 from protocol.carriers.http_reply import read_exception
 from protocol.errors import NESTED as NESTED_MARK
-from protocol.errors import came_through_ray, type_name, walk
+from protocol.errors import came_through_ray, contents, trust_of, type_name, walk
 from protocol.keys import Key
-from protocol.reading import read_texts
-from protocol.safe import MAX_TEXT, clean, text_of
+from protocol.reading import Budget, read_texts
+from protocol.safe import CONTROL, MAX_TEXT, clean, text_of
 
 TABLE: Final[dict[str, str]] = {**RAY, **HTTP, **POOLS}
 # Cheap to ask first: most classes of most exceptions are builtins. (Not a cache by class: Ray makes a
@@ -61,16 +61,18 @@ def classify(exc: BaseException, *, key: Key = None) -> Fault:
     """What ``exc`` means. Never raises; an exception that nothing names is UNKNOWN.EXCEPTION, which
     is not retried. ``key`` is the run's key, with which tokens in text are verified."""
     try:
-        return _classify(*_peel(exc), key, exc)
-    except Exception:  # noqa: BLE001 - an exception's properties may raise anything when they are read
+        return _classify(*_peel(exc), key, exc, Budget())
+    except CONTROL:
+        raise
+    except BaseException:  # noqa: BLE001 - an exception's properties may raise anything when they are read
         name = clean(_NAME.__get__(type(exc)), 256)
         return _make(_code("UNKNOWN.EXCEPTION"), Trust.NONE, f"{name}, whose attributes cannot be read")
 
 
-def _classify(inner: BaseException, hops: int, key: Key, outer: BaseException) -> Fault:
+def _classify(inner: BaseException, hops: int, key: Key, outer: BaseException, budget: Budget) -> Fault:
     """``outer`` is the exception with Ray's wrapping, whose text has the causes that Ray dropped."""
     if _is(inner, BaseExceptionGroup):
-        return _group(inner, hops, key)
+        return _group(inner, hops, key, budget)
     if _is(inner, CodedError):
         return _coded(inner, hops)
     row, name = _row(inner)
@@ -79,9 +81,9 @@ def _classify(inner: BaseException, hops: int, key: Key, outer: BaseException) -
     if row in TEXT_ONLY:
         # An attribute that cannot be pickled leaves a bare RayError beneath the RayTaskError.
         bare = hops > 0 and _full(type(inner)) == "ray.exceptions.RayError"
-        return _from_text(inner, _code("TASK.UNSERIALIZABLE" if bare else row), key)
+        return _from_text(inner, _code("TASK.UNSERIALIZABLE" if bare else row), key, budget)
     if row == "ACTOR.DIED":
-        return _actor_died(inner, hops, key)
+        return _actor_died(inner, hops, key, budget)
     if row is not None:
         made = _fault(_code(NESTED.get(row, row) if hops else row), Trust.STRUCTURED, name, inner)
         return _nest(made, hops)
@@ -92,7 +94,7 @@ def _classify(inner: BaseException, hops: int, key: Key, outer: BaseException) -
     builtin = _builtin(inner)
     if builtin is not None:
         return _fault(_code(NESTED.get(builtin, builtin) if hops else builtin), Trust.STRUCTURED, name, inner)
-    found = read_texts([*everything, outer] if hops else everything, key)
+    found = read_texts([*everything, outer] if hops else everything, key, budget)
     if found.code is not None:
         return _by_reading(found, inner)
     if hops:
@@ -161,18 +163,19 @@ def _row(exc: BaseException) -> tuple[str | None, str]:
 
 
 def _coded(error: CodedError, hops: int) -> Fault:
-    status = error.data.get("status")
-    after = error.data.get("retry_after")
+    code, id, detail, data = contents(error)
+    status = data.get("status")
+    after = data.get("retry_after")
     known = isinstance(after, int | float) and not isinstance(after, bool)
     made = _make(
-        error.code,
-        error.trust,
-        error.detail,
+        code,
+        trust_of(data),
+        detail,
         status=status if isinstance(status, int) and not isinstance(status, bool) else None,
         retry_after=float(min(max(0.0, after), MAX_RETRY_AFTER)) if known and after is not None else None,
-        id=error.id,
+        id=id,
     )
-    return _nest(made, hops + (error.data.get(NESTED_MARK) is True))
+    return _nest(made, hops + (data.get(NESTED_MARK) is True))
 
 
 def _nest(fault: Fault, hops: int) -> Fault:
@@ -182,11 +185,11 @@ def _nest(fault: Fault, hops: int) -> Fault:
     return fault
 
 
-def _actor_died(exc: BaseException, hops: int, key: Key) -> Fault:
+def _actor_died(exc: BaseException, hops: int, key: Key, budget: Budget) -> Fault:
     name = type_name(exc)
     if getattr(exc, "actor_init_failed", False):
         # Only the text of what __init__ raised survives: a token in it says what it was.
-        found = read_texts([exc], key)
+        found = read_texts([exc], key, budget)
         if found.code is not None:
             blame = Blame.NESTED if hops else Blame.CALLEE
             return replace(_by_reading(found, exc), blame=blame, outcome=Outcome.NOT_RUN)
@@ -248,7 +251,7 @@ def _builtin(exc: BaseException) -> str | None:
     return None
 
 
-def _group(group: BaseExceptionGroup[BaseException], hops: int, key: Key) -> Fault:
+def _group(group: BaseExceptionGroup[BaseException], hops: int, key: Key, budget: Budget) -> Fault:
     """The leaf that allows the least: a group is retried only when every leaf may be, and it is known
     not to have run only when that is known of every leaf."""
     faults: list[Fault] = []
@@ -264,7 +267,7 @@ def _group(group: BaseExceptionGroup[BaseException], hops: int, key: Key) -> Fau
             )
             break
         inner, more = _peel(leaf)
-        faults.append(_classify(inner, hops + more, key, leaf))
+        faults.append(_classify(inner, hops + more, key, leaf, budget))
     strictest = max(faults, key=rank)
     return replace(
         strictest,
@@ -274,8 +277,8 @@ def _group(group: BaseExceptionGroup[BaseException], hops: int, key: Key) -> Fau
     )
 
 
-def _from_text(exc: BaseException, row: Code, key: Key) -> Fault:
-    found = read_texts([exc], key)
+def _from_text(exc: BaseException, row: Code, key: Key, budget: Budget) -> Fault:
+    found = read_texts([exc], key, budget)
     if found.code is not None:
         return _by_reading(found, exc)
     return _guess(text_of(exc)) or _fault(row, Trust.STRUCTURED, type_name(exc), exc)

@@ -13,14 +13,13 @@ import pickle
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, Self, cast
 
 import msgspec
 
 from protocol.codes import Code
-from protocol.safe import MAX_TEXT, clean, json_safe, text_of
+from protocol.safe import CONTROL, MAX_TEXT, clean, json_safe, text_of
 from protocol.token import Trust, is_id, mint, new_id
 
 MAX_CHAIN: Final = 8
@@ -219,9 +218,14 @@ def trust_of(data: Mapping[str, Any]) -> Trust:
 
 
 def type_name(exc: BaseException) -> str:
-    """The full name of an exception's type; builtins without their module."""
+    """The full name of an exception's type, whatever its metaclass says; builtins without their module."""
     kind = type(exc)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    module, name = _MODULE.__get__(kind), str.__str__(_QUALNAME.__get__(kind))
+    return name if type(module) is not str or module == "builtins" else f"{module}.{name}"
+
+
+_MODULE: Final = type.__dict__["__module__"]
+_QUALNAME: Final = type.__dict__["__qualname__"]
 
 
 def below(exc: BaseException, *, context: bool = False) -> list[BaseException]:
@@ -231,7 +235,7 @@ def below(exc: BaseException, *, context: bool = False) -> list[BaseException]:
     to a reader, but it is another failure, and must not lend the new one its name. Attributes that
     raise when they are read hide what is below them, and nothing else."""
     found: list[object] = []
-    with suppress(Exception):  # a property of a foreign exception may raise anything
+    try:
         if issubclass(type(exc), BaseExceptionGroup):  # not isinstance, which asks a foreign __class__
             found += _LEAVES.__get__(exc)  # not the attribute, which a subclass may have replaced
         found.append(vars(exc).get("cause"))
@@ -239,6 +243,10 @@ def below(exc: BaseException, *, context: bool = False) -> list[BaseException]:
             found.append(exc.__cause__)
         elif context and not exc.__suppress_context__:
             found.append(exc.__context__)
+    except CONTROL:
+        raise
+    except BaseException:  # noqa: BLE001, S110 - a property of a foreign exception may raise anything
+        pass
     return [cast(BaseException, one) for one in found if issubclass(type(one), BaseException)]
 
 
@@ -268,10 +276,23 @@ def came_through_ray(exc: BaseException) -> bool:
 def _links(error: CodedError) -> Iterator[Link]:
     for cause in walk(error, MAX_CHAIN + 1, context=True)[1:]:
         if issubclass(type(cause), CodedError):  # not isinstance, which asks a foreign __class__
-            assert isinstance(cause, CodedError)
-            yield Link(type_name(cause), clean(cause.detail, MAX_TEXT), str(cause.code), _notes(cause))
+            code, _, detail, _ = contents(cast(CodedError, cause))
+            yield Link(type_name(cause), clean(detail, MAX_TEXT), str(code), _notes(cause))
         else:
             yield Link(type_name(cause), clean(cause, MAX_TEXT), notes=_notes(cause))
+
+
+def contents(error: CodedError) -> tuple[Code, str, str, dict[str, Any]]:
+    """Code, id, detail and data of an error whose attributes somebody may have replaced by anything."""
+    code, id, detail, data = error.code, error.id, error.detail, error.data
+    if type(code) is not Code:
+        try:
+            code = Code(str.__str__(code))
+        except (TypeError, ValueError):
+            code = Code("UNKNOWN.EXCEPTION")
+    id = id if type(id) is str and is_id(id) else ""
+    detail = detail if type(detail) is str else clean(detail)
+    return code, id, detail, data if type(data) is dict else {}
 
 
 def _notes(exc: BaseException) -> tuple[str, ...]:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
 from protocol.catalogue import STRICTNESS, catalogue
 from protocol.codes import Code
-from protocol.errors import CodedError, trust_of, walk
+from protocol.errors import CodedError, contents, trust_of, walk
 from protocol.keys import Key, Replays
-from protocol.safe import text_of
+from protocol.safe import CONTROL, text_of
 from protocol.token import Trust, is_id, scan
 
 MAX_READ: Final = 1 << 20
 """Most characters of a text that are searched for a token: the head and the tail, half each."""
 MAX_NESTED: Final = 8
 """Deepest mapping inside a mapping that is looked at."""
+
+MAX_VALUES: Final = 64
+"""Most values of a mapping that are looked at."""
 
 FOREIGN: Final = Code("UNKNOWN.FOREIGN")
 """What the token of a later release reads as; ``raw`` carries it on."""
@@ -57,7 +61,9 @@ def read(thing: object, *, key: Key = None, replays: Replays | None = None) -> R
     is a quotation, and believed no further than a guess."""
     try:
         found = _read(thing, key)
-    except Exception:  # noqa: BLE001 - a property or mapping of a foreign type may raise anything
+    except CONTROL:
+        raise
+    except BaseException:  # noqa: BLE001 - a property or mapping of a foreign type may raise anything
         return Reading()
     if replays is not None and found.id and replays.met(found.id) and found.trust < Trust.STRUCTURED:
         return msgspec.structs.replace(found, trust=min(found.trust, Trust.HEURISTIC))
@@ -100,7 +106,8 @@ def _read_exception(exc: BaseException, key: Key) -> Reading:
 def _of(error: BaseException) -> Reading:
     assert isinstance(error, CodedError)
     # Through Ray the instance is a dual of RayTaskError; its attributes answer all the same.
-    return Reading(error.code, error.id, error.detail, error.data, error.trust, error.token)
+    code, id, detail, data = contents(error)
+    return Reading(code, id, detail, data, trust_of(data), error.token if code == error.code else "")
 
 
 def strictness(found: Reading) -> int:
@@ -109,13 +116,31 @@ def strictness(found: Reading) -> int:
     return STRICTNESS.index(catalogue.entry(found.code).advice)
 
 
-def read_texts(exceptions: Iterable[BaseException], key: Key = None) -> Reading:
+class Budget:
+    """How many characters of an exception's texts, and of those below it, are still searched."""
+
+    def __init__(self, characters: int = MAX_READ) -> None:
+        self.left = characters
+
+    def take(self, text: str) -> str:
+        """Head and tail of ``text``, as far as the budget goes."""
+        if len(text) > self.left:
+            half = self.left // 2
+            text = f"{text[:half]}\n{text[-half:]}" if half else ""
+        self.left -= min(self.left, len(text))
+        return text
+
+
+def read_texts(exceptions: Iterable[BaseException], key: Key = None, budget: Budget | None = None) -> Reading:
     """The first code that the text of one of ``exceptions`` holds. Where such a text is a traceback (a
     process pool and Ray keep those of the other side), it is read as the exceptions themselves would be
     (`walk`): the outermost that has a code, then its causes, and never what was only being handled."""
+    budget = budget or Budget()
     for one in exceptions:
-        chain = _DIRECT_CAUSE.split(_HANDLING.split(text_of(one))[-1])  # Python prints a cause first
-        for text in reversed(chain):
+        if budget.left <= 0:
+            break
+        chain = _DIRECT_CAUSE.split(_HANDLING.split(budget.take(text_of(one)))[-1])
+        for text in reversed(chain):  # Python prints a cause first
             found = _read_text(text, key)
             if found.raw:
                 return found
@@ -145,14 +170,14 @@ def _read_mapping(thing: Mapping[Any, Any], key: Key, depth: int = MAX_NESTED) -
     if isinstance(code, str):
         try:
             held = thing.get("data")
-            data = dict(held) if isinstance(held, Mapping) else {}
+            data = dict(islice(held.items(), MAX_VALUES)) if isinstance(held, Mapping) else {}
             # Only the top is a carrier of ours; deeper, it is some other program's error object.
             trust = trust_of(data) if depth == MAX_NESTED else Trust.HEURISTIC
             id = occurrence if isinstance(occurrence, str) and is_id(occurrence) else ""
             return Reading(Code(code), id, text_of(thing.get("detail") or ""), data, trust)
         except ValueError:
             pass  # some other program's "code": its texts may still hold a token
-    for value in list(thing.values())[:64]:
+    for value in islice(thing.values(), MAX_VALUES):
         if isinstance(value, str):
             found = _read_text(value, key)
             if found.raw:

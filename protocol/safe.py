@@ -6,6 +6,7 @@ attributes of httpx's exceptions. Whatever a CodedError or an event carries goes
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import re
@@ -19,6 +20,11 @@ MAX_TEXT: Final = 2048
 """Longest text of one cause, or of one value in data, in characters."""
 MAX_ITEMS: Final = 64
 MAX_DEPTH: Final = 4
+MAX_DATA: Final = 256 * 1024
+"""Most characters of all of the data of a failure together, about."""
+CONTROL: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
+"""What always passes. Anything else that a foreign object raises while it is read is the object's own
+affair, no Exception (pyo3's PanicException) included."""
 PROMPT_BUDGET: Final = "FAILSOFT_PROMPT_BUDGET"
 """Environment variable: most characters of a prompt, a completion or a reply's body that a failure
 carries, 0 for none (unset: `MAX_TEXT`). `set_prompt_budget` says the same in a program."""
@@ -33,24 +39,24 @@ _PROMPT_KEY = re.compile(
     re.IGNORECASE,
 )
 # A password may hold an unescaped @, stand alone (redis://:secret@host) or be the user (a token).
-_URL_USER = re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/'\"<>]{1,512}@", re.IGNORECASE)
+_URL_USER = re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/'\"<>]+@", re.IGNORECASE)
 _URL_QUERY = re.compile(
-    r"([?&][^=&\s]{0,64}(?:token|secret|password|api[-_]?key|signature)=)[^&\s'\"]{1,4096}", re.IGNORECASE
+    r"([?&][^=&\s]{0,64}(?:token|secret|password|api[-_]?key|signature)=)[^&\s'\"]+", re.IGNORECASE
 )
 _BEARER = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}", re.IGNORECASE)
+# Between a name and its value, as text, repr or JSON (in JSON in JSON) have it: ": ", "', '", "\": \"".
+_IS: Final = r"(?:\\*['\"]?\s{0,4}[:=]|\\*['\"],)\s{0,4}b?(?:\\*['\"])?"
 _HEADER = re.compile(
-    r"(\b(?:proxy-)?(?:authorization|x-api-key|api-key)(?:['\"]?\s{0,4}[:=]|['\"],)\s{0,4}b?['\"]?)"
-    r"(?!bearer\b|basic\b)(?:(?:token|apikey|digest|negotiate)\s{1,4})?[^\s'\",;}&]{4,4096}",
+    rf"(\b(?:proxy-)?(?:authorization|x-api-key|api-key){_IS})"
+    r"(?!bearer\b|basic\b)(?:(?:token|apikey|digest|negotiate)\s{1,4})?[^\s'\"\\,;}&]{4,}",
     re.IGNORECASE,
 )
-_COOKIE = re.compile(
-    r"(\b(?:set-)?cookie(?:['\"]?\s{0,4}[:=]|['\"],)\s{0,4}b?['\"]?)[^\s'\"][^\r\n'\"]{0,4096}", re.IGNORECASE
-)
+_COOKIE = re.compile(rf"(\b(?:set-)?cookie{_IS})[^\s'\"\\][^\r\n'\"\\]*", re.IGNORECASE)
 # Variables that hold a secret, and how an environment is printed: NAME=value, environ({'NAME': 'value'}).
 _NAMED_SO: Final = (
     r"[A-Z][A-Z0-9_]{0,60}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_[A-Z0-9_]{0,20})?"
 )
-_ENVIRONMENT = re.compile(rf"(\b{_NAMED_SO}['\"]?\s{{0,2}}[=:]\s{{0,2}}['\"]?)[^\s'\",;}}&]{{4,4096}}")
+_ENVIRONMENT = re.compile(rf"(\b{_NAMED_SO}{_IS})[^\s'\"\\,;}}&]{{4,}}")
 _SECRET_VARIABLE = re.compile(rf"{_NAMED_SO}\Z")
 _ENVIRONMENT_AGE: Final = 5.0
 """Seconds for which the values of the environment's secrets are remembered."""
@@ -132,15 +138,18 @@ def _environment_secrets() -> tuple[str, ...]:
 def clean(text: object, limit: int = MAX_DETAIL) -> str:
     """Text that may be carried: capped, scrubbed, and valid UTF-8 (lone surrogates replaced)."""
     plain = text if type(text) is str else text_of(text)
-    if len(plain) <= 4 * limit:
+    if len(plain) <= 2 * _SCRUBBED:
         out = cap(scrub(plain), limit)
     else:
-        # Only what is near the ends is scrubbed, so that the cost is bounded, but more than is kept: a
-        # secret that the first cut halves, and that cannot be recognised any more, is cut off altogether.
+        # Only what is near the ends is scrubbed, so that the cost is bounded, but far more than is kept: a
+        # secret that this cut halves, and that cannot be recognised any more, is cut off altogether.
         half = (limit - 40) // 2
-        head, tail = scrub(plain[: 2 * limit])[:half], scrub(plain[-2 * limit :])[-half:]
+        head, tail = scrub(plain[:_SCRUBBED])[:half], scrub(plain[-_SCRUBBED:])[-half:]
         out = f"{head} …[{len(plain) - 2 * half} characters cut]… {tail}"
     return out if out.isascii() else out.encode("utf-8", "replace").decode("utf-8")
+
+
+_SCRUBBED: Final = 4 * MAX_DETAIL
 
 
 def text_of(value: object) -> str:
@@ -148,62 +157,92 @@ def text_of(value: object) -> str:
     be a failure of its own."""
     try:
         return str.__str__(str(value))
-    except Exception as exc:  # noqa: BLE001 - any __str__ may raise anything; the type is what we keep
-        return f"<{type(value).__name__} whose str() raised {type(exc).__name__}>"
+    except CONTROL:
+        raise
+    except BaseException as exc:  # noqa: BLE001 - any __str__ may raise anything; the type is what we keep
+        return f"<{name_of_type(type(value))} whose str() raised {name_of_type(type(exc))}>"
+
+
+def name_of_type(cls: type) -> str:
+    """A class's own name, whatever its metaclass says."""
+    return str.__str__(_NAME.__get__(cls))
+
+
+_NAME: Final = type.__dict__["__name__"]
 
 
 def json_safe(value: Any, depth: int = MAX_DEPTH) -> Any:
     """``value`` reduced to what JSON can hold, bounded in depth, items and text, secrets redacted
     by key. Numbers that JSON lacks (nan, inf) become text. Never raises."""
-    try:
-        return _reduced(value, depth)
-    except Exception:  # noqa: BLE001 - a foreign container or property may raise anything
-        return f"<{type(value).__name__} that cannot be read>"
+    return _Reducer().reduce(value, depth)
 
 
-def _reduced(value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return (
-            int(value)
-            if abs(value) < 2**63
-            else clean(str(int(value)) if abs(value) < 2**256 else "<large int>", MAX_TEXT)
-        )
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, str):
-        return clean(str.__str__(value), MAX_TEXT)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return f"<{len(value)} bytes>"
-    if depth <= 0:
-        return clean(value, 128)
-    if isinstance(value, Mapping):
+class _Reducer:
+    """One reduction, with its budget."""
+
+    def __init__(self) -> None:
+        self._left = MAX_DATA
+
+    def reduce(self, value: Any, depth: int) -> Any:
+        if self._left <= 0:
+            return "…"
+        self._left -= 16
+        try:
+            reduced = self._reduced(value, depth)
+        except CONTROL:
+            raise
+        except BaseException:  # noqa: BLE001 - a foreign container or property may raise anything
+            return f"<{name_of_type(type(value))} that cannot be read>"
+        if isinstance(reduced, str):
+            self._left -= len(reduced)
+        return reduced
+
+    def _reduced(self, value: Any, depth: int) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            if abs(value) < 2**63:
+                return int(value)
+            return clean(str(int(value)) if abs(value) < 2**256 else "<large int>", MAX_TEXT)
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else str(float(value))
+        if isinstance(value, str):
+            return clean(str.__str__(value), MAX_TEXT)
+        if isinstance(value, bytes | bytearray | memoryview):
+            return f"<{len(value)} bytes>"
+        if depth <= 0 and isinstance(value, Mapping | list | tuple | set | frozenset):
+            return f"<{name_of_type(type(value))} of {len(value)}>"  # its text would show what keys redact
+        if depth <= 0:
+            return clean(value, 128)
+        if isinstance(value, Mapping):
+            return self._mapping(value, depth)
+        if isinstance(value, list | tuple | set | frozenset):
+            return self._items(value, len(value), depth)
+        return clean(value, MAX_TEXT)
+
+    def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for n, (k, v) in enumerate(value.items()):
             if n >= MAX_ITEMS:
                 out["…"] = f"{len(value) - n} more"
                 break
             name = clean(k, 128)
-            out[name] = "[redacted]" if _SECRET_KEY.search(name) else _value(name, v, depth - 1)
+            self._left -= len(name)
+            out[name] = "[redacted]" if _SECRET_KEY.search(name) else self._value(name, v, depth - 1)
         return out
-    if isinstance(value, list | tuple | set | frozenset):
-        return _items(value, len(value), depth)
-    return clean(value, MAX_TEXT)
 
+    def _value(self, name: str, value: Any, depth: int) -> Any:
+        reduced = self.reduce(value, depth)
+        prompt = _prompt_budget < MAX_TEXT and _PROMPT_KEY.match(name) is not None
+        if not prompt or isinstance(reduced, int | float | None):
+            return reduced
+        return within_budget(reduced if isinstance(reduced, str) else str(reduced))
 
-def _value(name: str, value: Any, depth: int) -> Any:
-    reduced = json_safe(value, depth)
-    if _prompt_budget >= MAX_TEXT or not _PROMPT_KEY.match(name) or isinstance(reduced, int | float | None):
-        return reduced
-    return within_budget(reduced if isinstance(reduced, str) else str(reduced))
-
-
-def _items(values: Iterable[Any], length: int, depth: int) -> list[Any]:
-    out: list[Any] = []
-    for n, v in enumerate(values):
-        if n >= MAX_ITEMS:
-            out.append(f"… {length - n} more")
-            break
-        out.append(json_safe(v, depth - 1))
-    return out
+    def _items(self, values: Iterable[Any], length: int, depth: int) -> list[Any]:
+        out: list[Any] = []
+        for n, v in enumerate(values):
+            if n >= MAX_ITEMS:
+                out.append(f"… {length - n} more")
+                break
+            out.append(self.reduce(v, depth - 1))
+        return out

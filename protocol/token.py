@@ -45,13 +45,22 @@ _START = re.compile(rf"fs[0-9]{{1,3}}(?={_REST})")
 # A token may follow an escape that ends in a letter or digit: "\n" in a repr, %0A, \x1b[38;2;9;9;9m;
 # and each of them may have been escaped again, for a URL or a JSON text.
 _PERCENT: Final = "%(?:25){0,4}"
-_BACKSLASHES: Final = rf"(?:\\|{_PERCENT}5[Cc])+"
-_ESCAPE_BEFORE = re.compile(
-    rf"(?:{_BACKSLASHES}(?:[abfnrtv0]|[0-7]{{3}}|x[0-9A-Fa-f]{{2}}|u[0-9A-Fa-f]{{4}}|U[0-9A-Fa-f]{{8}})"
-    rf"|{_PERCENT}[0-9A-Fa-f]{{2}}|(?:\[|{_PERCENT}5[Bb])(?:[0-9;]|{_PERCENT}3[Bb]){{0,40}}m"
-    r"|\x1b\[[0-9;]{0,40}[A-Za-z])\Z"
+_BACKSLASH: Final = rf"(?:\\|{_PERCENT}5[Cc])"
+_ESCAPE = re.compile(
+    rf"(?:{_BACKSLASH}(?:[abfnrtv0]|[0-7]{{3}}|[xX][0-9A-Fa-f]{{2}}|[uU](?:[0-9A-Fa-f]{{4}}|[0-9A-Fa-f]{{8}}))"
+    rf"|{_PERCENT}[0-9A-Fa-f]{{2}})\Z"
 )
-_ESCAPE_LENGTH: Final = 128
+_NUMBERS: Final = rf"(?:\[|{_PERCENT}5[Bb])(?:[0-9;]|{_PERCENT}3[Bb]){{0,40}}"
+_COLOUR = re.compile(rf"{_NUMBERS}m\Z")
+_SEQUENCE = re.compile(
+    rf"(?:\x1b|{_PERCENT}1[Bb]|{_BACKSLASH}(?:[xX]1[Bb]|[uU](?:0000)?001[Bb]|033)){_NUMBERS}[A-Za-z]\Z"
+)
+_ESCAPE_LENGTH: Final = 24
+_COLOUR_LENGTH: Final = 128
+_CHECKED: Final = 1024
+"""Shapes whose check is remembered within one scan: a text that repeats one costs one check."""
+# The two characters that become other ones, of which one is plain ASCII, in lower case: K and İ.
+_LOWERS: Final = {0x212A: "\u0131", 0x130: "\u0131"}
 
 
 class Trust(IntEnum):
@@ -108,12 +117,18 @@ def scan(text: str, *, key: Key = None) -> list[Token]:
     (`protocol.keys.hold`), where it holds any. Linear in the length of the text; never raises."""
     keys = _keys(key)
     found: dict[str, Token] = {}
+    checked: dict[str, Token | None] = {}
     for match in _TOKEN.finditer(_lowered(text)):
         start, end = match.span()
         raw = text[start:end].upper()
-        if raw in found or not raw.isascii():  # U+212A lowers to a plain k
+        if raw in found:
             continue
-        token = _check(raw, keys)
+        if raw in checked:
+            token = checked[raw]
+        else:
+            token = _check(raw, keys)
+            if len(checked) < _CHECKED:
+                checked[raw] = token
         if token is not None and _may_begin(text, start):
             found[raw] = token
     return list(found.values())
@@ -134,13 +149,12 @@ def defuse(text: str) -> str:
 
 
 def _lowered(text: str) -> str:
-    """``text`` in lower case, each character at its place: U+0130 would become two."""
-    lowered = text.lower()
-    return (
-        lowered
-        if len(lowered) == len(text)
-        else "".join(c if len(c.lower()) > 1 else c.lower() for c in text)
-    )
+    """``text`` in lower case, each character at its place and none become an ASCII one."""
+    if text.isascii():
+        return text.lower()
+    if "\u0130" in text or "\u212a" in text:
+        text = text.translate(_LOWERS)
+    return text.lower()
 
 
 def _base32(five: bytes) -> str:
@@ -180,9 +194,16 @@ def _may_begin(text: str, start: int) -> bool:
     if start == 0:
         return True
     before = text[start - 1]
-    if before.isascii() and (before.isalnum() or before in "_."):
-        return _ESCAPE_BEFORE.search(text, max(0, start - _ESCAPE_LENGTH), start) is not None
-    return True
+    if not before.isascii() or not (before.isalnum() or before in "_."):
+        return True
+    if _ESCAPE.search(text, max(0, start - _ESCAPE_LENGTH), start):
+        return True
+    far = max(0, start - _COLOUR_LENGTH)
+    if before == "m" and _COLOUR.search(text, far, start):
+        return True
+    ends_of_escape = ("\x1b", "1B", "1b", "033")
+    escaped = max(text.rfind(end, far, start) for end in ends_of_escape)
+    return escaped >= 0 and _SEQUENCE.search(text, max(far, escaped - 24), start) is not None
 
 
 def _check(raw: str, keys: tuple[bytes, ...]) -> Token | None:
