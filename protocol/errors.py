@@ -19,7 +19,7 @@ from typing import Any, Final, Self, cast
 import msgspec
 
 from protocol.codes import Code
-from protocol.safe import CONTROL, MAX_TEXT, clean, json_safe, text_of
+from protocol.safe import CONTROL, MAX_TEXT, clean, json_safe, name_of_type, text_of
 from protocol.token import Trust, is_id, mint, new_id
 
 MAX_CHAIN: Final = 8
@@ -130,11 +130,7 @@ class CodedError(Exception):
     def token(self) -> str:
         """The code and the occurrence as a token (`protocol.mint`). One that is believed no further than
         unsigned text is not signed, or passing it on would lend it the run's word."""
-        carried = self.data.get(CARRIED)
-        if isinstance(carried, str):
-            return carried
-        id = self.id if is_id(self.id) else "00000000"  # replaced by nonsense: str() must not raise for it
-        return mint(self.code, id, key=None if self.trust >= Trust.SIGNED else b"")
+        return token_of(self.code, self.id, self.data)
 
     @property
     def chain(self) -> tuple[Link, ...]:
@@ -217,6 +213,15 @@ def trust_of(data: Mapping[str, Any]) -> Trust:
     return Trust.__members__.get(str(data.get(CODE_TRUST, "")).upper(), Trust.STRUCTURED)
 
 
+def token_of(code: Code, id: str, data: Mapping[str, Any]) -> str:
+    """The token of an error with these attributes (`CodedError.token`)."""
+    carried = data.get(CARRIED)
+    if isinstance(carried, str):
+        return carried
+    id = id if is_id(id) else "00000000"  # replaced by nonsense: str() must not raise for it
+    return mint(code, id, key=None if trust_of(data) >= Trust.SIGNED else b"")
+
+
 def type_name(exc: BaseException) -> str:
     """The full name of an exception's type, whatever its metaclass says; builtins without their module."""
     kind = type(exc)
@@ -284,21 +289,35 @@ def _links(error: CodedError) -> Iterator[Link]:
 
 def contents(error: CodedError) -> tuple[Code, str, str, dict[str, Any]]:
     """Code, id, detail and data of an error whose attributes somebody may have replaced by anything."""
-    code, id, detail, data = error.code, error.id, error.detail, error.data
+    code, id, detail, data = (_attribute(error, name) for name in ("code", "id", "detail", "data"))
     if type(code) is not Code:
         try:
             code = Code(str.__str__(code))
         except (TypeError, ValueError):
             code = Code("UNKNOWN.EXCEPTION")
     id = id if type(id) is str and is_id(id) else ""
-    detail = detail if type(detail) is str else clean(detail)
+    if type(detail) is not str:
+        detail = f"<{name_of_type(type(detail))} in the place of the detail>"
+    elif not detail.isascii():
+        detail = clean(detail)
     return code, id, detail, data if type(data) is dict else {}
+
+
+def _attribute(error: CodedError, name: str) -> Any:
+    try:
+        return getattr(error, name, None)
+    except CONTROL:
+        raise
+    except BaseException:  # noqa: BLE001 - a property of a user's subclass may raise anything
+        return None
 
 
 def _notes(exc: BaseException) -> tuple[str, ...]:
     try:
         notes = vars(exc).get("__notes__")
-    except Exception:  # noqa: BLE001 - a __dict__ of a foreign exception may raise anything
+    except CONTROL:
+        raise
+    except BaseException:  # noqa: BLE001 - a __dict__ of a foreign exception may raise anything
         return ()
     return tuple(clean(note, MAX_TEXT // 4) for note in notes[:MAX_NOTES]) if type(notes) is list else ()
 

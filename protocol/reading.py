@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import msgspec
 
 from protocol.catalogue import STRICTNESS, catalogue
 from protocol.codes import Code
-from protocol.errors import CodedError, contents, trust_of, walk
+from protocol.errors import CodedError, contents, token_of, trust_of, walk
 from protocol.keys import Key, Replays
 from protocol.safe import CONTROL, text_of
 from protocol.token import Trust, is_id, scan
@@ -21,8 +21,8 @@ MAX_READ: Final = 1 << 20
 MAX_NESTED: Final = 8
 """Deepest mapping inside a mapping that is looked at."""
 
-MAX_VALUES: Final = 64
-"""Most values of a mapping that are looked at."""
+MAX_VALUES: Final = 256
+"""Most values of a mapping, and of those inside of it, that are looked at."""
 
 FOREIGN: Final = Code("UNKNOWN.FOREIGN")
 """What the token of a later release reads as; ``raw`` carries it on."""
@@ -107,7 +107,7 @@ def _of(error: BaseException) -> Reading:
     assert isinstance(error, CodedError)
     # Through Ray the instance is a dual of RayTaskError; its attributes answer all the same.
     code, id, detail, data = contents(error)
-    return Reading(code, id, detail, data, trust_of(data), error.token if code == error.code else "")
+    return Reading(code, id, detail, data, trust_of(data), token_of(code, id, data))
 
 
 def strictness(found: Reading) -> int:
@@ -165,7 +165,10 @@ def _read_bytes(body: bytes | bytearray, key: Key) -> Reading:
     return _read_text(bytes(body).decode("utf-8", "replace"), key)
 
 
-def _read_mapping(thing: Mapping[Any, Any], key: Key, depth: int = MAX_NESTED) -> Reading:
+def _read_mapping(
+    thing: Mapping[Any, Any], key: Key, depth: int = MAX_NESTED, places: Iterator[int] | None = None
+) -> Reading:
+    places = iter(range(MAX_VALUES)) if places is None else places  # shared with what lies below
     code, occurrence = thing.get("code"), thing.get("id") or thing.get("instance") or ""
     if isinstance(code, str):
         try:
@@ -177,13 +180,13 @@ def _read_mapping(thing: Mapping[Any, Any], key: Key, depth: int = MAX_NESTED) -
             return Reading(Code(code), id, text_of(thing.get("detail") or ""), data, trust)
         except ValueError:
             pass  # some other program's "code": its texts may still hold a token
-    for value in islice(thing.values(), MAX_VALUES):
+    for _, value in zip(places, thing.values(), strict=False):
         if isinstance(value, str):
             found = _read_text(value, key)
             if found.raw:
                 return found
         elif isinstance(value, Mapping) and depth > 0:
-            found = _read_mapping(value, key, depth - 1)
+            found = _read_mapping(value, key, depth - 1, places)
             if found.code is not None:
                 return found
     return Reading()

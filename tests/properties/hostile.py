@@ -35,7 +35,16 @@ class Text(str):
     """A str whose every method raises."""
 
 
-for _name in ("__len__", "__getitem__", "__str__", "__iter__", "__format__", "__eq__", "__add__", "__contains__"):
+for _name in (
+    "__len__",
+    "__getitem__",
+    "__str__",
+    "__iter__",
+    "__format__",
+    "__eq__",
+    "__add__",
+    "__contains__",
+):
     setattr(Text, _name, _raises())
 for _name in ("encode", "lower", "upper", "find", "partition", "isascii", "startswith", "strip", "__bool__"):
     setattr(Text, _name, _raises())
@@ -209,6 +218,7 @@ SPECIAL: Final[dict[str, Any]] = {
 }
 """Members of the class by the name of the trait; the module's among them."""
 
+
 def _without(*names: str, kind: type[BaseException] = RuntimeError, answer: Any = None) -> dict[str, Any]:
     """A metaclass whose classes cannot be asked for ``names``, or answer with ``answer``."""
 
@@ -226,7 +236,9 @@ META: Final[dict[str, Any]] = {
     "meta: name": _without("__name__"),
     "meta: qualname": _without("__qualname__"),
     "meta: qualname is a number": _without("__qualname__", answer=5),
-    "meta: names are hostile text": _without("__name__", "__qualname__", "__module__", answer=Text("builtins")),
+    "meta: names are hostile text": _without(
+        "__name__", "__qualname__", "__module__", answer=Text("builtins")
+    ),
     "meta: names recurse": _without("__name__", "__qualname__", "__module__", kind=RecursionError),
     "meta: module": _without("__module__"),
     "meta: mro": _without("__mro__"),

@@ -35,7 +35,21 @@ tokens = st.builds(lambda code, id: mint(code, id, key=UNSIGNED), codes, ids)
 PIECES: Final = (
     *("FS1.", "fs1", ".FS1.", "FS1.TASK.", "FS1.TASK.FAILED.", "FS1.TASK.FAILED.ABCDEFGH.", "FS1_"),
     *("ABCDEFGH", ".ABCDEFGH", "0", "_", ".", "..", ":", "-", "=", "(", "[", "]", "{", "}", "%", "\\", "'"),
-    *('"', "\n", "\r\n", "\t", "\0", "\x1b", "\x1b[31m", "\x1b[0m", "[0;0;0", "[/red]", "[bold]", "%0A", "\\n"),
+    *(
+        '"',
+        "\n",
+        "\r\n",
+        "\t",
+        "\0",
+        "\x1b",
+        "\x1b[31m",
+        "\x1b[0m",
+        "[0;0;0",
+        "[/red]",
+        "[bold]",
+        "%0A",
+        "\\n",
+    ),
     *("\\x1b", "&#x27;", "&", "é", "İ", "ſ", "\u212a", "\u0130", "\u0661", "\u2028", "\U000e0001", " ", "x"),
 )
 """What makes trouble next to a token: pieces of one, escapes, letters that change their length or their

@@ -15,23 +15,26 @@ import pytest
 
 from faults import classify
 from faults.classify import classify_text
-from protocol import CodedError, code_of, defuse, mint, read, scan
+from protocol import CodedError, defuse, mint, read, scan
 from protocol.safe import MAX_DETAIL, clean, json_safe, scrub
 from tests.properties.strategies import UNSIGNED
 
 MEGABYTE: Final = 1 << 20
 LONG: Final = 10 * MEGABYTE
-ANSWERS: Final = (read, code_of, classify, lambda e: CodedError.from_exception(e, "TASK.FAILED"))
+ANSWERS: Final = (read, classify, lambda e: CodedError.from_exception(e, "TASK.FAILED"))
 MINTED: Final = mint("TASK.FAILED", "ABCDEFGH", key=UNSIGNED)
 NEAR: Final = MINTED[:-1] + ("X" if MINTED[-1] != "X" else "Y")
 
 
-def cpu_seconds(call: Callable[[], Any], tries: int = 1) -> float:
+def cpu_seconds(call: Callable[[], Any], tries: int = 1, enough: float = 0.0) -> float:
+    """CPU seconds of ``call``: the best of so many tries, or the first that is below ``enough``."""
     best = float("inf")
     for _ in range(tries):
         began = time.process_time()
         call()
         best = min(best, time.process_time() - began)
+        if best < enough:
+            break
     return best
 
 
@@ -73,7 +76,7 @@ ADVERSARIES: Final[dict[str, str]] = {
 def test_ten_megabytes_take_a_second(name: str, search: Callable[[str], Any]) -> None:
     unit = ADVERSARIES[name]
     text = unit * (LONG // len(unit.encode()))
-    taken = cpu_seconds(lambda: search(text), tries=3)
+    taken = cpu_seconds(lambda: search(text), tries=3, enough=1.0)
     assert taken < 1.0, f"{taken:.2f} s of CPU for {len(text)} characters"
 
 
@@ -81,10 +84,17 @@ def test_ten_megabytes_take_a_second(name: str, search: Callable[[str], Any]) ->
 def test_twice_the_text_takes_twice_the_time(name: str) -> None:
     unit = ADVERSARIES[name]
     text = unit * (LONG // 8 // len(unit.encode()))
+    double = text * 2
     # 20 ms, below which the clock and the caches say more than the text does.
-    once = max(cpu_seconds(lambda: scan(text), tries=5), 0.02)
-    twice = max(cpu_seconds(lambda: scan(text * 2), tries=5), 0.02)
+    once = max(cpu_seconds(lambda: scan(text), tries=3), 0.02)
+    twice = cpu_seconds(lambda: scan(double), tries=6, enough=3 * once)
     assert twice / once < 3
+
+
+def test_ten_megabytes_of_different_near_tokens_take_two_seconds() -> None:
+    # No two alike, so that each has to be checked: 290,000 times BLAKE2s.
+    text = " ".join(NEAR[:-17] + f"{n:08d}.ABCDEFGH" for n in range(LONG // (len(NEAR) + 1)))
+    assert cpu_seconds(lambda: scan(text), tries=3, enough=2.0) < 2.0
 
 
 def test_a_token_is_found_among_ten_megabytes_of_near_ones() -> None:
@@ -97,23 +107,42 @@ def test_a_token_is_found_among_ten_megabytes_of_near_ones() -> None:
     "unit",
     [
         *("http://", "a@", "http://a", "?token", "&token=", "bearer ", "basic basicbasic ", "authorization:"),
-        *("authorization: bearer ", "x-api-key", "cookie: a", "cookie", "A_KEY", "A" * 60 + "_KEY", "KEY_", "é"),
+        *(
+            "authorization: bearer ",
+            "x-api-key",
+            "cookie: a",
+            "cookie",
+            "A_KEY",
+            "A" * 60 + "_KEY",
+            "KEY_",
+            "é",
+        ),
         *("a+a.a-", "://", "'authorization', ", "\\", "SECRET=", "&" + "a" * 64, "password: "),
     ],
 )
 def test_scrubbing_a_megabyte_takes_a_second(unit: str) -> None:
     text = unit * (MEGABYTE // len(unit))
-    assert cpu_seconds(lambda: scrub(text), tries=2) < 1.0
+    assert cpu_seconds(lambda: scrub(text), tries=3, enough=1.0) < 1.0
     assert len(clean(text * 20)) <= MAX_DETAIL
 
 
 @pytest.mark.parametrize(
     "line",
-    ["httpx.ReadTimeout: x", "a" * 200, "A.b(C): ", "| | | | ", "(x pid=1) ", "\x1b[0;0", "503 ", NEAR, "\r\n"],
+    [
+        "httpx.ReadTimeout: x",
+        "a" * 200,
+        "A.b(C): ",
+        "| | | | ",
+        "(x pid=1) ",
+        "\x1b[0;0",
+        "503 ",
+        NEAR,
+        "\r\n",
+    ],
 )
 def test_classifying_ten_megabytes_of_text_takes_a_second(line: str) -> None:
     text = f"{line}\n" * (LONG // (len(line) + 1))
-    assert cpu_seconds(lambda: classify_text(text), tries=2) < 1.0
+    assert cpu_seconds(lambda: classify_text(text), tries=3, enough=1.0) < 1.0
 
 
 # -- exceptions that are large
@@ -180,16 +209,16 @@ LARGE: Final[dict[str, Callable[[], Exception]]] = {
     "1,000 leaves above one chain": lambda: shared(1000),
     # The next are a matter of a budget over all texts, not one for each.
     "200 causes of 1 MB each": lambda: chain(200, "__cause__", f"{NEAR} " * (MEGABYTE // len(NEAR))),
-    "20 leaves with 50 causes of 1 MB each": lambda: wide_group(
-        20, lambda: chain(50, "__cause__", f"{NEAR} " * (MEGABYTE // len(NEAR)))
+    "10 leaves with 20 causes of 1 MB each": lambda: wide_group(
+        10, lambda: chain(20, "__cause__", f"{NEAR} " * (MEGABYTE // len(NEAR)))
     ),
-    "1,000 leaves of 1 MB each": lambda: wide_group(1000, lambda: says(f"{NEAR} " * (MEGABYTE // len(NEAR)))),
+    "200 leaves of 1 MB each": lambda: wide_group(200, lambda: says(f"{NEAR} " * (MEGABYTE // len(NEAR)))),
     "new causes of 1 MB each": lambda: new_causes(f"{NEAR} " * (MEGABYTE // len(NEAR))),
 }
 
 
 @pytest.mark.parametrize("name", LARGE)
-@pytest.mark.parametrize("answer", ANSWERS, ids=["read", "code_of", "classify", "from_exception"])
+@pytest.mark.parametrize("answer", ANSWERS, ids=["read", "classify", "from_exception"])
 def test_a_large_exception_is_read_in_seconds(name: str, answer: Callable[[Exception], Any]) -> None:
     exc = LARGE[name]()
     assert cpu_seconds(lambda: answer(exc)) < 3.0

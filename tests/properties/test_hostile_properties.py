@@ -39,7 +39,6 @@ from tests.properties.hostile import (
 )
 from tests.properties.strategies import PIECES
 
-
 Answer = TypeVar("Answer")
 
 

@@ -118,9 +118,45 @@ texts = st.lists(
     st.one_of(
         st.sampled_from(
             [
-                *("Authorization", ": ", "Bearer ", "basic ", "bearer", "api-key", "x-api-key=", "Cookie: ", "a=b; "),
-                *("https://", "redis://:", "user:pw@", "@", "/", "?", "&", "token=", "signature=", "'", '"', "[redacted]"),
-                *("API_KEY=", "HF_TOKEN: ", "SECRET", "abcdefgh", "negotiate ", "set-cookie", "\n", " ", "{", "}", ",", "b'"),
+                *(
+                    "Authorization",
+                    ": ",
+                    "Bearer ",
+                    "basic ",
+                    "bearer",
+                    "api-key",
+                    "x-api-key=",
+                    "Cookie: ",
+                    "a=b; ",
+                ),
+                *(
+                    "https://",
+                    "redis://:",
+                    "user:pw@",
+                    "@",
+                    "/",
+                    "?",
+                    "&",
+                    "token=",
+                    "signature=",
+                    "'",
+                    '"',
+                    "[redacted]",
+                ),
+                *(
+                    "API_KEY=",
+                    "HF_TOKEN: ",
+                    "SECRET",
+                    "abcdefgh",
+                    "negotiate ",
+                    "set-cookie",
+                    "\n",
+                    " ",
+                    "{",
+                    "}",
+                    ",",
+                    "b'",
+                ),
                 *(";", "proxy-authorization", "x" * 600, "s" * 5000),
             ]
         ),
@@ -166,25 +202,70 @@ secrets = st.builds(
 
 PLACES: Final[tuple[str, ...]] = (
     # the headers that authorize, as programs print them
-    *("Authorization: Bearer {}", "authorization: bearer {}", "AUTHORIZATION: BEARER {}", "Authorization: {}"),
+    *(
+        "Authorization: Bearer {}",
+        "authorization: bearer {}",
+        "AUTHORIZATION: BEARER {}",
+        "Authorization: {}",
+    ),
     *("Authorization: Basic {}", "Authorization: Token {}", "Proxy-Authorization: Basic {}", "Bearer {}"),
-    *("Authorization:Bearer {}", "Authorization = Bearer {}", "authorization=Bearer {}", "Authorization:  {}"),
+    *(
+        "Authorization:Bearer {}",
+        "Authorization = Bearer {}",
+        "authorization=Bearer {}",
+        "Authorization:  {}",
+    ),
     *("{{'Authorization': 'Bearer {}'}}", '{{"authorization": "Bearer {}"}}', '{{"authorization":"{}"}}'),
     *("(b'Authorization', b'Bearer {}')", "('authorization', 'Bearer {}')", "[b'authorization', b'{}']"),
-    *("Headers({{'host': 'h', 'authorization': 'Bearer {}'}})", "x-api-key: {}", "X-API-Key: {}", "api-key: {}"),
+    *(
+        "Headers({{'host': 'h', 'authorization': 'Bearer {}'}})",
+        "x-api-key: {}",
+        "X-API-Key: {}",
+        "api-key: {}",
+    ),
     *("{{'x-api-key': '{}'}}", "-H 'Authorization: Bearer {}'", 'curl -H "x-api-key: {}" http://h/'),
-    *("> Authorization: Bearer {}\r\n> Accept: */*", "Authorization: Digest {}", "Authorization: Negotiate {}"),
+    *(
+        "> Authorization: Bearer {}\r\n> Accept: */*",
+        "Authorization: Digest {}",
+        "Authorization: Negotiate {}",
+    ),
     # cookies
-    *("Cookie: session={}", "cookie: a=b; session={}; c=d", "Set-Cookie: id={}; Path=/; HttpOnly", "cookie={}"),
+    *(
+        "Cookie: session={}",
+        "cookie: a=b; session={}; c=d",
+        "Set-Cookie: id={}; Path=/; HttpOnly",
+        "cookie={}",
+    ),
     *("{{'Cookie': 'session={}'}}", '{{"set-cookie": "id={}; Path=/"}}', "(b'Cookie', b'session={}')"),
     # URLs
-    *("http://user:{}@host/path", "https://user:{}@host:8000/v1", "redis://:{}@host:6379/0", "https://{}@host/"),
-    *("postgresql+asyncpg://u:{}@db/x", "error at http://u:{}@h: refused", "'http://u:{}@h/'", "http://u:p@{}@h/"),
-    *("http://h/?token={}", "http://h/?a=b&access_token={}&c=d", "https://h/?api_key={}", "https://h/?apikey={}"),
+    *(
+        "http://user:{}@host/path",
+        "https://user:{}@host:8000/v1",
+        "redis://:{}@host:6379/0",
+        "https://{}@host/",
+    ),
+    *(
+        "postgresql+asyncpg://u:{}@db/x",
+        "error at http://u:{}@h: refused",
+        "'http://u:{}@h/'",
+        "http://u:p@{}@h/",
+    ),
+    *(
+        "http://h/?token={}",
+        "http://h/?a=b&access_token={}&c=d",
+        "https://h/?api_key={}",
+        "https://h/?apikey={}",
+    ),
     *("https://h/?X-Amz-Signature={}&x=y", "https://h/?password={}", "GET /v1?hf_token={} HTTP/1.1"),
     *("https://h/?client_secret={}#frag", "'https://h/?token={}'"),
     # variables
-    *("OPENAI_API_KEY={}", "HF_TOKEN={}", "export WANDB_API_KEY={}", "AWS_SECRET_ACCESS_KEY={}", "DB_PASSWORD={}"),
+    *(
+        "OPENAI_API_KEY={}",
+        "HF_TOKEN={}",
+        "export WANDB_API_KEY={}",
+        "AWS_SECRET_ACCESS_KEY={}",
+        "DB_PASSWORD={}",
+    ),
     *("environ({{'HF_TOKEN': '{}', 'HOME': '/root'}})", '{{"OPENAI_API_KEY": "{}"}}', "MY_CREDENTIALS={}"),
     *("env: RAY_AUTH_TOKEN={} PATH=/bin", 'HF_TOKEN="{}"', "HF_TOKEN='{}'"),
 )

@@ -135,6 +135,15 @@ def test_cut_by_something_in_its_middle(raw: str, piece: str, at: int) -> None:
     assert scan(raw[:at] + piece + raw[at:], key=UNSIGNED) == []
 
 
+_GLUE = "ABCXYZabfnrtvxumFS0189_"
+
+
+@prop(tokens, st.text(_GLUE + ".", max_size=4), st.text(_GLUE, max_size=3), st.sampled_from(["", "."]))
+def test_glued_to_more_of_its_alphabet_is_nothing(raw: str, before: str, after: str, dot: str) -> None:
+    assume(before or after)
+    assert scan(before + raw + (dot + after if after else ""), key=UNSIGNED) == []
+
+
 # -- keys
 
 

@@ -56,7 +56,9 @@ values = st.one_of(
     st.text(max_size=20),
     st.sampled_from([[1, [2.5, {"a": None}]], {"b": {"c": [True]}}, (1, "x"), b"bytes", {"token": "secret"}]),
 )
-facts = st.dictionaries(st.sampled_from(["n", "status", "é", "a b", "", "instance", "code"]), values, max_size=3)
+facts = st.dictionaries(
+    st.sampled_from(["n", "status", "é", "a b", "", "instance", "code"]), values, max_size=3
+)
 kinds = st.sampled_from([CodedError, Plain, KeywordArguments, NoArguments, RequiredArguments])
 surroundings = st.sampled_from(["alone", "cause", "coded cause", "context", "group", "notes", "attributes"])
 
@@ -89,7 +91,12 @@ def same(got: BaseException, error: CodedError) -> None:
     assert type(got) is type(error)
     assert isinstance(got, CodedError)
     assert (got.code, got.id, got.detail, got.data) == (error.code, error.id, error.detail, error.data)
-    assert (got.origin, got.chain, got.token, str(got)) == (error.origin, error.chain, error.token, str(error))
+    assert (got.origin, got.chain, got.token, str(got)) == (
+        error.origin,
+        error.chain,
+        error.token,
+        str(error),
+    )
     assert got.args == error.args
     assert got == error
     assert hash(got) == hash(error)

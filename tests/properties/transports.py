@@ -101,7 +101,7 @@ TRANSPORTS: Final[dict[str, Transport]] = {
     "url, all of it": lambda t: quote(t, safe="", errors="replace"),
     "url, form": lambda t: quote_plus(t, errors="replace"),
     "shell": shlex.quote,
-    "str.format": lambda t: "said {0!s:>3} then".format(t),  # noqa: UP032 - it is str.format that is tried
+    "str.format": lambda t: "said {0!s:>3} then".format(t),  # noqa: UP030, UP032 - it is str.format that is tried
     "str.format of it": lambda t: t.replace("{", "{{").replace("}", "}}").format(),
     "%": lambda t: "said %s then" % t,  # noqa: UP031 - it is % that is tried
     "% of it": lambda t: t.replace("%", "%%") % (),
