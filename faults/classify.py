@@ -29,7 +29,7 @@ from protocol import Code, CodedError, Family, Reading, Trust, read
 from protocol.carriers.http_reply import read_exception
 from protocol.errors import NESTED as NESTED_MARK
 from protocol.errors import came_through_ray, contents, trust_of, type_name, walk
-from protocol.keys import Key
+from protocol.keys import Key, Replays
 from protocol.reading import Budget, read_texts
 from protocol.safe import CONTROL, MAX_TEXT, clean, text_of
 
@@ -57,16 +57,20 @@ T = TypeVar("T")
 _code: Final = lru_cache(maxsize=1024)(Code)
 
 
-def classify(exc: BaseException, *, key: Key = None) -> Fault:
+def classify(exc: BaseException, *, key: Key = None, replays: Replays | None = None) -> Fault:
     """What ``exc`` means. Never raises; an exception that nothing names is UNKNOWN.EXCEPTION, which
-    is not retried. ``key`` is the run's key, with which tokens in text are verified."""
+    is not retried. ``key`` is the run's key, with which tokens in text are verified. With ``replays``, an
+    occurrence that was met before and now stands in text is a quotation, and never forgivable."""
     try:
-        return _classify(*_peel(exc), key, exc, Budget())
+        fault = _classify(*_peel(exc), key, exc, Budget())
     except CONTROL:
         raise
     except BaseException:  # noqa: BLE001 - an exception's properties may raise anything when they are read
         name = clean(_NAME.__get__(type(exc)), 256)
         return _make(_code("UNKNOWN.EXCEPTION"), Trust.NONE, f"{name}, whose attributes cannot be read")
+    if replays is not None and fault.id and replays.met(fault.id) and fault.trust < Trust.STRUCTURED:
+        return replace(fault, trust=min(fault.trust, Trust.HEURISTIC))
+    return fault
 
 
 def _classify(inner: BaseException, hops: int, key: Key, outer: BaseException, budget: Budget) -> Fault:

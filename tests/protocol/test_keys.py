@@ -122,6 +122,16 @@ def test_an_occurrence_that_was_met_before_is_a_quotation(ring: Keyring) -> None
     assert [read(fresh, replays=replays).trust for _ in range(2)] == [Trust.SIGNED, Trust.HEURISTIC]
 
 
+def test_a_quotation_is_never_forgiven(ring: Keyring) -> None:
+    replays = Replays()
+    error = CodedError("TRANSPORT.CONNECT", "refused")
+    assert classify(error, replays=replays).forgivable
+    quoting = RuntimeError(f"the model wrote {error}")
+    assert classify(quoting).forgivable, "who does not remember cannot tell"
+    assert not classify(quoting, replays=replays).forgivable
+    assert classify(error, replays=replays).forgivable
+
+
 def test_replays_are_bounded_and_forget_the_oldest() -> None:
     replays = Replays(limit=3)
     assert [replays.met(id) for id in ("A", "B", "C", "A", "D", "B", "A")] == [
