@@ -67,7 +67,9 @@ def named(
     found = read(exc)
     if issubclass(type(exc), BaseExceptionGroup):
         leaves = [leaf for leaf in walk(exc) if not issubclass(type(leaf), BaseExceptionGroup)]
-        found = max((_named_leaf(leaf, code, name) for leaf in leaves), key=strictness, default=found)
+        named_leaves = [_named_leaf(leaf, code, name) for leaf in leaves]
+        # Of those that allow as little as each other, rather one that brought its name along.
+        found = max(named_leaves, key=lambda leaf: (strictness(leaf), leaf.id != ""), default=found)
     facts = {**facts_of(exc), **(data or {})}
     if found.code is not None and found.trust < Trust.STRUCTURED:
         facts[CODE_TRUST] = found.trust.name.lower()  # or text that a model wrote would gain trust

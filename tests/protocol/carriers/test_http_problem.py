@@ -155,9 +155,11 @@ def test_a_foreign_exception_is_named_first() -> None:
     assert problem(asyncio.CancelledError()).status == 499
     outer = RuntimeError("outer")
     outer.__cause__ = ERROR
-    for exc in (outer, ExceptionGroup("group", [ValueError("x"), ERROR])):
+    for exc in (outer, ExceptionGroup("group", [ERROR])):
         found = reread(problem(exc))
         assert (found.code, found.id, found.trust) == (CODE, ERROR.id, Trust.STRUCTURED)
+    # Nothing retries a ValueError: with one among its leaves, the group is named by that.
+    assert reread(problem(ExceptionGroup("group", [ValueError("x"), ERROR]))).code == "TASK.FAILED"
 
 
 @pytest.mark.parametrize("name", HOSTILE)
