@@ -15,6 +15,7 @@ import pytest
 from protocol import CodedError, Trust
 from protocol.carriers.error_file import failure_of, read
 from tests.protocol.carriers.children import ID
+from tests.support.signals import no_signal_ignored
 
 ROOT = Path(__file__).parents[3]
 CHILDREN = "tests.protocol.carriers.children"
@@ -51,6 +52,7 @@ def python(*command: object, cwd: Path = ROOT, **environment: str) -> subprocess
         text=True,
         timeout=50,
         check=False,
+        preexec_fn=no_signal_ignored,
     )
 
 

@@ -58,6 +58,7 @@ SYSEXITS = {
         ("POOL.MISUSE", os.EX_USAGE),
     ],
 )
+from tests.support.signals import no_signal_ignored
 def test_a_code_has_its_status(code: str, status: int) -> None:
     assert status_of(code) == status_of(Code(code)) == status
 
@@ -187,12 +188,6 @@ def test_the_oom_killer_sends_sigkill_and_nothing_else() -> None:
 def test_any_number_can_be_read(returncode: int, oom: bool) -> None:
     found = read_status(returncode, oom=oom)
     assert (found.code is None) == (returncode == 0)
-
-
-def no_signal_ignored() -> None:
-    """In the child: a shell started in the background ignores INT and QUIT, and so would all below it."""
-    for which in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(which, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("name", [*FROM_OUTSIDE, *ITS_OWN_FAULT])
