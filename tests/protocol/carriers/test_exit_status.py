@@ -16,6 +16,7 @@ from faults.fault import Outcome
 from faults.meanings import meaning
 from protocol import Code, Family, Reading, Trust, catalogue
 from protocol.carriers.exit_status import memory_cgroup, oom_kills, read_status, status_of
+from tests.support.signals import no_signal_ignored
 
 SYSEXITS = {
     os.EX_USAGE: ("EX_USAGE", "CONFIG.INVALID"),
@@ -58,7 +59,6 @@ SYSEXITS = {
         ("POOL.MISUSE", os.EX_USAGE),
     ],
 )
-from tests.support.signals import no_signal_ignored
 def test_a_code_has_its_status(code: str, status: int) -> None:
     assert status_of(code) == status_of(Code(code)) == status
 
