@@ -20,7 +20,7 @@ import msgspec
 
 from protocol.codes import Code
 from protocol.safe import CONTROL, MAX_TEXT, clean, json_safe, name_of_type, text_of
-from protocol.token import Trust, is_id, mint, new_id
+from protocol.token import Trust, is_id, is_token_shaped, mint, new_id
 
 MAX_CHAIN: Final = 8
 """Most causes kept as data."""
@@ -32,7 +32,7 @@ MAX_NOTES: Final = 8
 """Most notes (PEP 678) of an exception kept as data."""
 CODE_TRUST: Final = "code_trust"
 """In a CodedError's data: how far its code may be believed, where it was read from mere text."""
-NESTED: Final = "nested"
+NESTED: Final = "came_through_ray"
 """In a CodedError's data: it was named again here, after it had come through a Ray call: what it tells of
 happened to something that our callee called, and our callee is alive."""
 CARRIED: Final = "carried"
@@ -216,7 +216,7 @@ def trust_of(data: Mapping[str, Any]) -> Trust:
 def token_of(code: Code, id: str, data: Mapping[str, Any]) -> str:
     """The token of an error with these attributes (`CodedError.token`)."""
     carried = data.get(CARRIED)
-    if isinstance(carried, str):
+    if code.reason == "FOREIGN" and isinstance(carried, str) and is_token_shaped(carried):
         return carried
     id = id if is_id(id) else "00000000"  # replaced by nonsense: str() must not raise for it
     return mint(code, id, key=None if trust_of(data) >= Trust.SIGNED else b"")

@@ -95,6 +95,11 @@ def is_id(text: str) -> bool:
     return len(text) == 8 and not text.strip(_CROCKFORD)
 
 
+def is_token_shaped(text: str) -> bool:
+    """Whether ``text`` is a token and nothing else, by its shape alone."""
+    return text.isascii() and _TOKEN.fullmatch(text.lower()) is not None
+
+
 def mint(code: Code | str, id: str | None = None, *, key: bytes | None = None) -> str:
     """The token for ``code``, signed with ``key`` (1 to 32 bytes); with the process's own key
     (`protocol.keys.hold`) when none is given; with none at all for ``b""``.

@@ -321,3 +321,11 @@ def test_a_token_of_a_later_release_is_carried_on_byte_for_byte() -> None:
     assert str(error).startswith(raw)
     assert (read(error).raw, read(str(error)).raw) == (raw, raw)
     assert decide(classify(error)).action is Action.GIVE_UP
+
+
+@pytest.mark.parametrize("data", [{"carried": "five boxes"}, {"carried": mint("NODE.IO")}, {"nested": True}])
+def test_facts_of_a_user_do_not_change_the_name(data: dict[str, object]) -> None:
+    error = CodedError("ACTOR.DIED", "d", data)
+    assert code_of(str(error)) == "ACTOR.DIED"
+    assert str(error).startswith("FS1.ACTOR.DIED.")
+    assert classify(error).blame == "callee"
