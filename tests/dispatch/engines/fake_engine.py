@@ -44,8 +44,12 @@ if start and start <= options.taken:
 if options.never_bind:
     print("loading for ever", flush=True)
     time.sleep(1000)
-if options.daemonise and os.fork():
-    sys.exit(0)
+if options.daemonise:
+    launcher = os.getpid()
+    if os.fork():
+        sys.exit(0)
+    while os.getppid() == launcher:  # or a slow exit would let it serve while its launcher still runs
+        time.sleep(0.005)
 
 
 class Handler(BaseHTTPRequestHandler):
