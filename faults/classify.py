@@ -30,7 +30,7 @@ from protocol.carriers.http_reply import read_exception
 from protocol.errors import NESTED as NESTED_MARK
 from protocol.errors import came_through_ray, contents, trust_of, type_name, walk
 from protocol.keys import Key, Replays
-from protocol.reading import Budget, read_texts
+from protocol.reading import Budget, read_texts, unless_replayed
 from protocol.safe import CONTROL, MAX_TEXT, clean, text_of
 
 TABLE: Final[dict[str, str]] = {**RAY, **HTTP, **POOLS}
@@ -68,9 +68,8 @@ def classify(exc: BaseException, *, key: Key = None, replays: Replays | None = N
     except BaseException:  # noqa: BLE001 - an exception's properties may raise anything when they are read
         name = clean(_NAME.__get__(type(exc)), 256)
         return _make(_code("UNKNOWN.EXCEPTION"), Trust.NONE, f"{name}, whose attributes cannot be read")
-    if replays is not None and fault.id and replays.met(fault.id) and fault.trust < Trust.STRUCTURED:
-        return replace(fault, trust=min(fault.trust, Trust.HEURISTIC))
-    return fault
+    trust = unless_replayed(replays, fault.id, fault.trust)
+    return fault if trust is fault.trust else replace(fault, trust=trust)
 
 
 def _classify(inner: BaseException, hops: int, key: Key, outer: BaseException, budget: Budget) -> Fault:

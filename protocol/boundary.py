@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar, overload
 
 from protocol.carriers.http_reply import facts_of
 from protocol.codes import Code
-from protocol.errors import CARRIED, CODE_TRUST, NESTED, CodedError, came_through_ray, walk
-from protocol.reading import FOREIGN, Reading, read, strictness
+from protocol.errors import NESTED, CodedError, came_through_ray, walk
+from protocol.reading import Reading, read, strictness, trust_facts
 from protocol.token import Trust
 
 T = TypeVar("T")
@@ -64,17 +64,14 @@ def named(
     if issubclass(type(exc), CodedError):  # not isinstance, which asks a foreign __class__
         assert isinstance(exc, CodedError)
         return exc
-    found = read(exc)
     if issubclass(type(exc), BaseExceptionGroup):
         leaves = [leaf for leaf in walk(exc) if not issubclass(type(leaf), BaseExceptionGroup)]
         named_leaves = [_named_leaf(leaf, code, name) for leaf in leaves]
         # Of those that allow as little as each other, rather one that brought its name along.
-        found = max(named_leaves, key=lambda leaf: (strictness(leaf), leaf.id != ""), default=found)
-    facts = {**facts_of(exc), **(data or {})}
-    if found.code is not None and found.trust < Trust.STRUCTURED:
-        facts[CODE_TRUST] = found.trust.name.lower()  # or text that a model wrote would gain trust
-        if found.code == FOREIGN:
-            facts[CARRIED] = found.raw
+        found = max(named_leaves, key=lambda leaf: (strictness(leaf), leaf.id != ""), default=Reading())
+    else:
+        found = read(exc)
+    facts = {**facts_of(exc), **(data or {}), **trust_facts(found)}
     if found.code is not None and came_through_ray(exc):
         facts[NESTED] = True
     given = found.code or (name(exc) if name is not None else None) or code
@@ -122,7 +119,7 @@ def _wrap(it: Any, name_it: NameIt) -> Any:
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
             try:
                 return await it(*args, **kwargs)
-            except Exception as exc:
+            except Exception as exc:  # whatever escapes gets a name, and goes on
                 named = name_it(exc)
                 if named is None:
                     raise
@@ -136,7 +133,7 @@ def _wrap(it: Any, name_it: NameIt) -> Any:
     def function(*args: Any, **kwargs: Any) -> Any:
         try:
             return it(*args, **kwargs)
-        except Exception as exc:
+        except Exception as exc:  # whatever escapes gets a name, and goes on
             named = name_it(exc)
             if named is None:
                 raise
@@ -164,7 +161,7 @@ def _wrap_generator(it: Callable[..., Iterator[Any]], name_it: NameIt) -> Any:
     def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
         try:
             return (yield from it(*args, **kwargs))
-        except Exception as exc:
+        except Exception as exc:  # whatever escapes gets a name, and goes on
             named = name_it(exc)
             if named is None:
                 raise
@@ -190,7 +187,7 @@ def _wrap_async_generator(it: Callable[..., AsyncGenerator[Any, Any]], name_it: 
                     value = await inner.asend(sent)
         except StopAsyncIteration:
             return
-        except Exception as exc:
+        except Exception as exc:  # whatever escapes gets a name, and goes on
             named = name_it(exc)
             if named is None:
                 raise

@@ -22,10 +22,9 @@ import msgspec
 import structlog
 
 from protocol.codes import Code
-from protocol.errors import CODE_TRUST
-from protocol.reading import Reading, read
+from protocol.reading import Reading, read, trust_facts
 from protocol.safe import clean, json_safe
-from protocol.token import Trust, defuse, mint, new_id
+from protocol.token import defuse, mint, new_id
 
 KEYS: Final = (
     *("ts", "level", "event", "code", "id", "key", "run", "role", "host", "pid", "detail", "data", "token"),
@@ -71,8 +70,7 @@ class Events:
         if found is not None:
             code = code or found.code
             detail = detail or found.detail or clean(error)
-            if found.code is not None and found.trust < Trust.STRUCTURED:
-                data[CODE_TRUST] = found.trust.name.lower()  # or the line would be believed further
+            data |= trust_facts(found)  # or the line would be believed further
         occurrence, token = _occurrence(code, found)
         getattr(self._log, level)(
             event,

@@ -99,7 +99,7 @@ def save(ring: Keyring, path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
+    except BaseException:  # whatever ends it, no key lies about in a temporary file
         os.unlink(name)
         raise
 

@@ -11,7 +11,7 @@ import msgspec
 
 from protocol.catalogue import STRICTNESS, catalogue
 from protocol.codes import Code
-from protocol.errors import CodedError, contents, token_of, trust_of, walk
+from protocol.errors import CARRIED, CODE_TRUST, CodedError, contents, token_of, trust_of, walk
 from protocol.keys import Key, Replays
 from protocol.safe import CONTROL, text_of
 from protocol.token import Trust, is_id, scan
@@ -65,9 +65,7 @@ def read(thing: object, *, key: Key = None, replays: Replays | None = None) -> R
         raise
     except BaseException:  # noqa: BLE001 - a property or mapping of a foreign type may raise anything
         return Reading()
-    if replays is not None and found.id and replays.met(found.id) and found.trust < Trust.STRUCTURED:
-        return msgspec.structs.replace(found, trust=min(found.trust, Trust.HEURISTIC))
-    return found
+    return msgspec.structs.replace(found, trust=unless_replayed(replays, found.id, found.trust))
 
 
 def _read(thing: object, key: Key) -> Reading:
@@ -108,6 +106,23 @@ def _of(error: BaseException) -> Reading:
     # Through Ray the instance is a dual of RayTaskError; its attributes answer all the same.
     code, id, detail, data = contents(error)
     return Reading(code, id, detail, data, trust_of(data), token_of(code, id, data))
+
+
+def trust_facts(found: Reading) -> dict[str, Any]:
+    """What the data of a CodedError must say whose code is ``found``'s: how far it may be believed where
+    that is less than structured, or text that a model wrote would gain trust on its way; and the token of a
+    later release, which is carried on."""
+    if found.code is None or found.trust >= Trust.STRUCTURED:
+        return {}
+    carried = {CARRIED: found.raw} if found.code == FOREIGN else {}
+    return {CODE_TRUST: found.trust.name.lower(), **carried}
+
+
+def unless_replayed(replays: Replays | None, id: str, trust: Trust) -> Trust:
+    """``trust``, but no more than a guess for an occurrence that was met before and now stands in text."""
+    if replays is not None and id and replays.met(id) and trust < Trust.STRUCTURED:
+        return min(trust, Trust.HEURISTIC)
+    return trust
 
 
 def strictness(found: Reading) -> int:

@@ -93,8 +93,7 @@ class PosterLane:
             self._actor = poster_class().options(**options).remote(connections)
             async with asyncio.timeout(self._health.start_timeout):
                 self.info = await self._call("start")
-        except BaseException:
-            # Cancelled, timed out or failed: the actor, whatever became of it, is not kept.
+        except BaseException:  # cancelled, timed out or failed: the actor, whatever became of it, is not kept
             if self._actor is not None:
                 ray.kill(self._actor, no_restart=True)
             self.state = State.DEAD

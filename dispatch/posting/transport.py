@@ -149,11 +149,11 @@ def _tame(exc: BaseException) -> None:
 def _refused(
     response: httpx.Response, headers: dict[str, str], body: bytes, facts: dict[str, Any]
 ) -> CodedError:
-    status = response.status_code
-    fault = classify_status(status, headers, excerpt(body))
+    status, start = response.status_code, excerpt(body)
+    fault = classify_status(status, headers, start)
     if fault is None:  # 1xx never ends an exchange
         return CodedError("TRANSPORT.PROTOCOL", f"HTTP status {status} ended the exchange", facts)
-    data = {**facts, "status": status, "body": excerpt(body), "retry_after": fault.retry_after}
+    data = {**facts, "status": status, "body": start, "retry_after": fault.retry_after}
     detail = f"HTTP {status} from {response.request.url}: {excerpt(body, 600)}"
     if status < 500:  # what describes the request is the status's to say
         return CodedError(fault.code, detail, data)

@@ -118,7 +118,7 @@ class AlertWatcher:
         try:
             for sink in self.sinks:
                 await sink.start()
-        except BaseException:
+        except BaseException:  # cancelled or failed: a start leaves no sink open
             await self._close_sinks()
             raise
         self._task = asyncio.create_task(self._watch(), name="alerts: watcher")

@@ -30,9 +30,9 @@ from protocol.boundary import named as name_it
 from protocol.carriers.exit_status import SIGNAL, read_status
 from protocol.codes import Code, Family
 from protocol.errors import CARRIED, CODE_TRUST, CodedError, Link, Origin
-from protocol.reading import FOREIGN
+from protocol.reading import FOREIGN, trust_facts
 from protocol.safe import MAX_TEXT, clean, json_safe
-from protocol.token import MAX_TOKEN, Trust, is_id, new_id
+from protocol.token import MAX_TOKEN, is_id, new_id
 
 FORMAT: Final = 1
 """The format's number, in the member ``failsoft``; a release with another one writes a higher number."""
@@ -258,7 +258,6 @@ def failure_of(
     assert end.code is not None
     error = read(path) if path is not None else None
     if error is None:
-        trust = {CODE_TRUST: end.trust.name.lower()} if end.trust < Trust.STRUCTURED else {}
-        return CodedError(end.code, end.detail, {**end.data, **trust})
+        return CodedError(end.code, end.detail, {**end.data, **trust_facts(end)})
     error.data[PROCESS_END] = {**end.data, "code": str(end.code)} if SIGNAL in end.data else end.data
     return error

@@ -51,7 +51,7 @@ class ProblemMiddleware:
 
         try:
             await self._app(scope, receive, watched)
-        except Exception as exc:
+        except Exception as exc:  # whatever escapes becomes the reply, and is logged
             if begun:
                 raise
             made = _made(exc, self._name)
@@ -74,7 +74,7 @@ def problem_middleware(*, name: Namer | None = None) -> Middleware:
             return await handler(request)
         except web.HTTPException:
             raise
-        except Exception as exc:
+        except Exception as exc:  # whatever escapes becomes the reply, and is logged
             if request.writer.output_size > 0:
                 raise
             made = _made(exc, name)

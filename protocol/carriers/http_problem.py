@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
-import re
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +23,7 @@ from protocol.catalogue import catalogue
 from protocol.codes import Family
 from protocol.errors import CodedError
 from protocol.safe import cap, clean, json_safe
-from protocol.token import Trust, defuse, mint
+from protocol.token import MAX_TOKEN, Trust, defuse, is_token_shaped, mint
 
 MAX_BODY: Final = 16384
 """Default budget of a problem document, in bytes."""
@@ -52,7 +51,6 @@ _STATUS: Final[dict[str, int]] = {
     "TIMEOUT": 504,
 }
 _WAITING: Final = frozenset({425, 429, 503, 529})
-_TOKEN_SHAPE: Final = re.compile(r"[A-Z0-9]+\.[A-Z]+\.[A-Z0-9_]+\.([0-9A-Z]{8})\.[0-9A-Z]{8}\Z")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -113,7 +111,7 @@ def _named(exc: BaseException, name: Namer | None) -> CodedError:
 def _token(error: CodedError) -> str:
     token = error.token
     # What was carried on is data, and data may hold anything; a header may not.
-    if len(token) <= 80 and _TOKEN_SHAPE.match(token):
+    if len(token) <= MAX_TOKEN and token.isupper() and is_token_shaped(token):
         return token
     return mint(error.code, key=None if error.trust >= Trust.SIGNED else b"")
 

@@ -34,7 +34,7 @@ from protocol.codes import Code
 from protocol.errors import CARRIED, CODE_TRUST, CodedError, trust_of
 from protocol.foreign import excerpt
 from protocol.keys import Key, held
-from protocol.reading import FOREIGN, Reading, read
+from protocol.reading import FOREIGN, Reading, read, trust_facts
 from protocol.safe import MAX_DETAIL, clean, json_safe
 from protocol.token import Token, Trust, defuse, is_id, scan
 
@@ -124,10 +124,7 @@ def error_from_reply(
         data["retry_after"] = after
     # As JSON, where a token is as readable as in text, and the colon that breaks it as harmless.
     data = msgspec.json.decode(defuse(msgspec.json.encode(json_safe(data)).decode()))
-    if found.code is not None and found.trust < Trust.STRUCTURED:
-        data[CODE_TRUST] = found.trust.name.lower()
-        if found.code == FOREIGN:
-            data[CARRIED] = found.raw
+    data |= trust_facts(found)
     detail = defuse(found.detail) or excerpt(body, MAX_DETAIL)
     return CodedError(found.code or code, detail, data, id=found.id or None)
 
