@@ -24,13 +24,17 @@ PROPERTIES: Final[dict[str, tuple[Property, tuple[Any, ...], dict[str, Any]]]] =
 
 
 def prop(*positional: Any, **named: Any) -> Callable[[Property], Callable[[], None]]:
-    """Make the function a test that tries `EXAMPLES` examples, and a soak of `SOAK` (see test_soak)."""
+    """Make the function a test that tries `EXAMPLES` examples, and a soak of `SOAK` (see test_soak).
+
+    The test tries the same examples each time, so that a red run is the change's doing and not the dice's;
+    the soak looks somewhere else each time.
+    """
 
     def decorate(bare: Property) -> Callable[[], None]:
         name = f"{bare.__module__.rpartition('.')[2]}::{bare.__name__}"
         assert name not in PROPERTIES, f"{name} is there twice: give each property a name of its own"
         PROPERTIES[name] = (bare, positional, named)
-        made: Callable[[], None] = _settings(EXAMPLES)(given(*positional, **named)(bare))
+        made: Callable[[], None] = _settings(EXAMPLES, same_each_time=True)(given(*positional, **named)(bare))
         return made
 
     return decorate
@@ -50,11 +54,11 @@ def soak(name: str, examples: int = SOAK) -> None:
             raise
 
 
-def _settings(examples: int) -> settings:
+def _settings(examples: int, *, same_each_time: bool = False) -> settings:
     return settings(
         max_examples=examples,
         deadline=None,  # the machine is shared: an example may wait for the CPU as long as it likes
-        derandomize=False,  # each run looks somewhere else; a failure is kept in .hypothesis and tried first
+        derandomize=same_each_time,
         # too_slow judges by the clock, as above; the other checks stay.
         suppress_health_check=[HealthCheck.too_slow],
         print_blob=True,
