@@ -179,6 +179,9 @@ ENTRIES: Final = (
     _e("UPSTREAM.NO_ENGINE", "wait", "not_run", "no engine is routable just now",
        "Every engine is down, starting or set aside: `failsoft explain events.jsonl` names the first that failed and why. "
        "Requests wait until one is back, within their deadline."),
+    _e("UPSTREAM.EJECTED", "retry_elsewhere", "not_run", "the server failed too often in a row and gets nothing for a while",
+       "Nothing was sent. What ejected it failed before this: look for those codes with the same url in the run's events, "
+       "and in the server's own log at that time. It is tried again by itself, one request at a time; others go elsewhere."),
     # REQUEST
     _e("REQUEST.REJECTED", "give_up", "not_run", "the server says that this request is wrong (4xx)",
        "The beginning of the server's answer is in the detail and says what it did not like. Sending it again changes "
