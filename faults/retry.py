@@ -53,6 +53,11 @@ async def retrying(
             on_failure(fault, decision, state.attempt_number, exc)
         return decision.action.sends_again
 
+    try:
+        return await attempt(1)  # most need no more than this, and no machinery for it
+    except Exception as exc:  # noqa: BLE001 - raised again below, where it is judged
+        first = exc
+
     async for one in tenacity.AsyncRetrying(
         retry=again,
         wait=lambda state: verdict["last"].delay,
@@ -61,5 +66,7 @@ async def retrying(
         reraise=True,
     ):
         with one:
+            if one.retry_state.attempt_number == 1:
+                raise first
             return await attempt(one.retry_state.attempt_number)
     raise AssertionError("tenacity ended without a result")

@@ -59,15 +59,21 @@ class Admission(Generic[L]):
         self._lanes = tuple(lanes)
         self._hand_out()
 
+    def try_acquire(self, avoid: Collection[str] = ()) -> L | None:
+        """As `acquire`, where that need not wait; None otherwise."""
+        if self._closed is not None:
+            raise self._closed
+        if self._waiters:
+            return None
+        lane = self._pick(avoid)
+        return None if lane is None else self._take(lane)
+
     async def acquire(self, avoid: Collection[str] = ()) -> L:
         """A place in the emptiest lane, rather not one named in ``avoid``. Waits as long as its
         caller lets it: every caller has a deadline around this. Raises the error given to `close`."""
-        if self._closed is not None:
-            raise self._closed
-        if not self._waiters:
-            lane = self._pick(avoid)
-            if lane is not None:
-                return self._take(lane)
+        lane = self.try_acquire(avoid)
+        if lane is not None:
+            return lane
         future: asyncio.Future[L] = asyncio.get_running_loop().create_future()
         self._waiters.append((future, avoid))
         try:

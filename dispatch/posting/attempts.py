@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dispatch.posting.admission import Admission
+from dispatch.posting.batching import Unsent
 from dispatch.posting.lane import Lane
 from dispatch.posting.request import Item, Reply
 from dispatch.posting.stats import Ledger
@@ -88,19 +89,30 @@ class Post:
 
     async def _attempt(self, number: int) -> Reply:
         shared = self._shared
-        lane = await self._place()
-        left = self._remaining()
-        if left <= 0:
-            shared.admission.release(lane)
-            raise self._late()
-        self._attempts = number
-        self._last = lane.name
-        shared.ledger.sent += 1
-        shared.ledger.retried += number > 1
-        shared.ledger.local += lane.via == "local"
-        item = Item(self._id, f"{self._id}.{next(shared.sequence)}", self._url, self._body, self._headers)
-        answer = await lane.run(item, left)
-        return Reply(answer.data, answer.status, answer.headers, lane.via, number, answer.seconds, self._id)
+        ledger = shared.ledger
+        while True:
+            lane = shared.admission.try_acquire(self._avoid) or await self._place()
+            left = self._remaining()
+            if left <= 0:
+                shared.admission.release(lane)
+                raise self._late()
+            self._attempts = number
+            self._last = lane.name
+            ledger.sent += 1
+            ledger.retried += number > 1
+            ledger.local += lane.via == "local"
+            item = Item(self._id, next(shared.sequence), self._url, self._body, self._headers)
+            try:
+                answer = await lane.run(item, left)
+            except Unsent:  # its poster ended first: this was no attempt
+                self._avoid.add(lane.name)
+                self._attempts -= 1
+                ledger.sent -= 1
+                ledger.retried -= number > 1
+                continue
+            return Reply(
+                answer.data, answer.status, answer.headers, lane.via, number, answer.seconds, self._id
+            )
 
     async def _place(self) -> Lane:
         try:

@@ -9,9 +9,11 @@ from typing import Any
 
 from ray.exceptions import RayError
 
+from dispatch.posting.batching import MAX_CALLS
 from dispatch.posting.lane import Health, Lane, PosterLane, State
 from dispatch.posting.placement import affinity
 from dispatch.posting.stats import Ledger, PosterStats, Recovery
+from dispatch.posting.transport import Transport
 from faults import Backoff, classify
 from protocol import CodedError, Events
 
@@ -36,6 +38,7 @@ class Keeper:
         *,
         concurrency: int,
         options: dict[str, Any],
+        transport: Transport,
         release: Callable[[Lane], None],
         changed: Callable[[], None],
         health: Health,
@@ -49,6 +52,7 @@ class Keeper:
         self._node = node
         self._concurrency = concurrency
         self._options = options
+        self._transport = transport
         self._release = release
         self._changed = changed
         self._health = health
@@ -130,10 +134,11 @@ class Keeper:
                 {
                     **self._options,
                     "max_restarts": 0,  # Ray's own restart would hide that its state was lost
-                    "max_concurrency": self._concurrency + 8,
+                    "max_concurrency": 4 * MAX_CALLS,  # room for what a cancelled call leaves behind
                     "scheduling_strategy": affinity(self._node),
                 },
                 self._concurrency,
+                self._transport,
             )
         except (CodedError, RayError, TimeoutError, ValueError, TypeError) as exc:
             # ValueError and TypeError are how Ray refuses options; each is this poster's failure to start.
@@ -181,13 +186,14 @@ class Keeper:
 
     def _moved(self, lane: PosterLane) -> None:
         if lane.state is State.QUARANTINED:
-            self._events.emit(
-                "poster.quarantined",
-                level="warning",
-                key=self.key,
-                error=lane.trouble,
-                generation=self._generation,
-            )
+            if lane.lost is None:  # what is dead is told as that, once it is confirmed
+                self._events.emit(
+                    "poster.quarantined",
+                    level="warning",
+                    key=self.key,
+                    error=lane.trouble,
+                    generation=self._generation,
+                )
             self._changed()
         elif lane.state is State.SERVING:
             self._events.emit(

@@ -26,7 +26,8 @@ import ray
 from dispatch.posting.admission import Admission
 from dispatch.posting.attempts import Post, Shared
 from dispatch.posting.keeper import Keeper, Recreation
-from dispatch.posting.lane import Health, Lane, LocalLane, State
+from dispatch.posting.lane import Health, Lane, State
+from dispatch.posting.local import LocalLane
 from dispatch.posting.placement import alive_nodes, check_counts
 from dispatch.posting.request import (
     Reply,
@@ -38,6 +39,7 @@ from dispatch.posting.request import (
     encode,
 )
 from dispatch.posting.stats import Ledger, PoolStats
+from dispatch.posting.transport import Transport, check_transport
 from dispatch.streams import in_completion_order
 from faults import Backoff
 from protocol import CodedError, Events
@@ -80,6 +82,7 @@ class PosterPool:
         recreation: Recreation = Recreation(),  # noqa: B008 - frozen, so sharing the default is safe
         events: Events | None = None,
         poster_options: Mapping[str, Any] | None = None,
+        transport: Transport = "aiohttp",
     ) -> None:
         for name, value in (
             ("concurrency", concurrency),
@@ -99,6 +102,7 @@ class PosterPool:
         self._recreation = recreation
         self._events = events or Events()
         self._options = {"num_cpus": 0.001, **(poster_options or {})}
+        self._transport = check_transport(transport)
         self._ledger = Ledger()
         self._admission: Admission[Lane] = Admission(concurrency)
         self._closing = asyncio.Event()
@@ -130,7 +134,7 @@ class PosterPool:
         nodes = alive_nodes()
         check_counts(self._concurrency, self._posters_per_node, len(nodes))
         self._loop = asyncio.get_running_loop()
-        self._local = LocalLane(self._admission.release, self._concurrency)
+        self._local = LocalLane(self._admission.release, self._concurrency, self._transport)
         for index, node in enumerate(node for node in nodes for _ in range(self._posters_per_node)):
             self._keepers.append(
                 Keeper(
@@ -138,6 +142,7 @@ class PosterPool:
                     node,
                     concurrency=self._concurrency,
                     options=self._options,
+                    transport=self._transport,
                     release=self._admission.release,
                     changed=self._resplit,
                     health=self._health,

@@ -1,8 +1,12 @@
 """The poster: an async Ray actor that makes the POSTs.
 
 It does little on purpose: everything that decides (retries, capacity, replacement) is on the
-caller's side. Its calls run in the default group; `pulse`, `drop` and `hold` run in a group of their
+caller's side. `work` runs in the default group; `pulse`, `drop` and `hold` run in a group of their
 own, on their own loop and thread, and answer while the default group is full or blocked.
+
+`work` brings requests and waits for outcomes, not necessarily of its own requests: outcomes that are
+there go out with the oldest call that waits. So one POST alone costs one call, many share calls both
+ways, and a fast one never waits for a slow one.
 """
 
 from __future__ import annotations
@@ -10,23 +14,34 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import Any, Final
 
-import httpx
 import msgspec
 import psutil
 import ray
 
-from dispatch.posting.request import Answer, Item
-from dispatch.posting.transport import exchange, make_client
+from dispatch.posting.request import Item
+from dispatch.posting.transport import Client, Transport, exchange, make_client
+from dispatch.posting.wire import Outcome, pack_reply, unpack
 from faults import name_of
 from protocol import CodedError, coded
 
 BEAT: Final = 0.2
 """Seconds between two heartbeats of the default group's loop."""
-MAX_TOMBSTONES: Final = 10_000
+MAX_REMEMBERED: Final = 20_000
+"""How many ended attempts are remembered, so that none is run a second time."""
 DROP_TIMEOUT: Final = 5.0
+WINDOW: Final = 0.005
+"""Most seconds that an outcome waits for others to go with it."""
+CROWD: Final = 16
+"""An outcome waits for others only while more than this many exchanges are open, and then until one in
+this many has ended: at 16 and fewer each goes out at once."""
+PATIENCE: Final = 10.0
+"""Seconds after which a call that waits is answered though there is nothing to say."""
+WAITING: Final = 2
+"""Most calls that wait for outcomes; older ones are answered."""
 
 
 class PosterInfo(msgspec.Struct, frozen=True):
@@ -45,46 +60,110 @@ class Pulse(msgspec.Struct, frozen=True):
     active: int
 
 
+class _Outgoing:
+    """Outcomes on their way back, and the calls that wait for them. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._ready: list[tuple[int, Outcome]] = []
+        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        self._unacknowledged: OrderedDict[int, list[tuple[int, Outcome]]] = OrderedDict()
+        self._number = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def acknowledged(self, numbers: Sequence[int], again: bool) -> None:
+        """Forget the replies that came; with ``again``, send the others once more."""
+        for number in numbers:
+            self._unacknowledged.pop(number, None)
+        if again:
+            for outcomes in self._unacknowledged.values():
+                self._ready.extend(outcomes)
+            self._unacknowledged.clear()
+
+    def add(self, attempt: int, outcome: Outcome, active: int) -> None:
+        """An outcome; ``active`` exchanges are still open."""
+        self._ready.append((attempt, outcome))
+        self.pump(active)
+
+    async def reply(self, active: int) -> bytes:
+        """The next reply, for the call that awaits this."""
+        loop = asyncio.get_running_loop()
+        call: asyncio.Future[bytes] = loop.create_future()
+        self._waiting.append(call)
+        late = loop.call_later(PATIENCE, self._answer, call)
+        try:
+            self.pump(active)
+            return await call
+        finally:
+            late.cancel()
+            if call.cancelled():
+                self._waiting = deque(one for one in self._waiting if one is not call)
+
+    def pump(self, active: int) -> None:
+        """Answer the calls that need not wait any longer."""
+        while self._waiting and (len(self._waiting) > WAITING or self._due(active)):
+            self._answer(self._waiting[0])
+        if self._ready and self._waiting and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(WINDOW, self._window_over)
+
+    def _due(self, active: int) -> bool:
+        return len(self._ready) * CROWD > active if self._ready else active == 0
+
+    def _window_over(self) -> None:
+        self._timer = None
+        if self._ready and self._waiting:
+            self._answer(self._waiting[0])
+
+    def _answer(self, call: asyncio.Future[bytes]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._waiting = deque(one for one in self._waiting if one is not call)
+        if call.done():
+            return
+        self._number += 1
+        outcomes, self._ready = self._ready, []
+        if outcomes:
+            self._unacknowledged[self._number] = outcomes
+        call.set_result(pack_reply(self._number, outcomes))
+
+
 @coded(name=name_of, code="INTERNAL.BUG")
 class Poster:
     """See the module. ``connections`` is the most exchanges at once that it will ever be asked for."""
 
-    def __init__(self, connections: int) -> None:
+    def __init__(self, connections: int, transport: Transport = "aiohttp") -> None:
         self._connections = connections
-        self._active: dict[str, asyncio.Task[Answer]] = {}
-        # Attempts that were cancelled before they arrived (ray#52628): they must not start later.
-        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._transport = transport
+        self._active: dict[int, asyncio.Task[None]] = {}
+        # Attempts that have ended, or were cancelled before they arrived (ray#52628): they must not start.
+        self._over: OrderedDict[int, None] = OrderedDict()
+        self._outgoing = _Outgoing()
         self._beat = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._client: httpx.AsyncClient | None = None
+        self._client: Client | None = None
         self._heart: asyncio.Task[None] | None = None
 
     async def start(self) -> PosterInfo:
         """Open the client and start the heartbeat; must be the first call."""
         self._loop = asyncio.get_running_loop()
-        self._client = make_client(self._connections)
+        self._client = make_client(self._connections, self._transport)
         self._heart = asyncio.create_task(self._beat_on())
         me = psutil.Process()
         context = ray.get_runtime_context()
         return PosterInfo(os.getpid(), me.create_time(), context.get_node_id(), os.uname().nodename)
 
-    async def post(self, item: Item, budget: float) -> Answer | CodedError:
-        """One exchange within ``budget`` seconds. Failures of the exchange come back as values: they
-        are ordinary here, and as values they cross Ray whole."""
-        if item.attempt in self._tombstones:
-            return CodedError("CANCEL.CALLER", "cancelled before it had started", {"request_id": item.id})
-        assert self._client is not None
-        task = asyncio.create_task(exchange(self._client, item, budget))
-        self._active[item.attempt] = task
+    async def work(self, message: bytes) -> bytes:
+        """Begin the requests of ``message`` (see `wire.Message`), and answer with outcomes as soon as
+        there are some, with none after `PATIENCE` seconds or when nothing is under way. Being cancelled
+        says that nobody waits for these requests any more."""
+        said = unpack(message)
+        self._outgoing.acknowledged(said.acknowledged, said.again)
+        mine = [item.attempt for item, budget in said.items if self._begin(item, budget)]
         try:
-            return await task
-        except CodedError as error:
-            return error
-        finally:
-            # Being cancelled while awaiting the task cancels it; it has ended only when it is done.
-            if not task.done():
-                await _end(task)
-            del self._active[item.attempt]
+            return await self._outgoing.reply(len(self._active))
+        except asyncio.CancelledError:
+            await self._end(mine)
+            raise
 
     @ray.method(concurrency_group="control")
     async def pulse(self) -> Pulse:
@@ -93,15 +172,16 @@ class Poster:
         return Pulse(time.monotonic() - self._beat, len(self._active))
 
     @ray.method(concurrency_group="control")
-    async def drop(self, attempt: str) -> bool:
-        """Make sure that ``attempt`` neither runs nor will; True when that is certain."""
+    async def drop(self, attempts: list[int]) -> bool:
+        """Make sure that none of ``attempts`` runs or will; True when that is certain."""
         if self._loop is None:
             return False
-        done = asyncio.run_coroutine_threadsafe(self._drop(attempt), self._loop)
+        done = asyncio.run_coroutine_threadsafe(self._end(attempts), self._loop)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(done), DROP_TIMEOUT)
+            await asyncio.wait_for(asyncio.wrap_future(done), DROP_TIMEOUT)
         except TimeoutError:
             return False
+        return True
 
     @ray.method(concurrency_group="control")
     async def hold(self) -> None:
@@ -115,17 +195,48 @@ class Poster:
             done = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
             await asyncio.wait_for(asyncio.wrap_future(done), DROP_TIMEOUT)
 
-    async def _drop(self, attempt: str) -> bool:
-        self._tombstones[attempt] = None
-        while len(self._tombstones) > MAX_TOMBSTONES:
-            self._tombstones.popitem(last=False)
-        task = self._active.get(attempt)
-        if task is not None:
-            await _end(task)
+    def _begin(self, item: Item, budget: float) -> bool:
+        attempt = item.attempt
+        if attempt in self._active or attempt in self._over:
+            return False  # its call was sent again, or it was cancelled before it came
+        self._active[attempt] = asyncio.create_task(self._exchange(item, budget))
         return True
 
+    async def _exchange(self, item: Item, budget: float) -> None:
+        assert self._client is not None
+        outcome: Outcome
+        try:
+            outcome = await exchange(self._client, item, budget)
+        except CodedError as error:
+            outcome = error
+        except Exception as exc:  # noqa: BLE001 - whatever it is, its caller has to hear of it
+            outcome = CodedError.from_exception(exc, "INTERNAL.BUG")
+        self._ended(item.attempt)
+        self._outgoing.add(item.attempt, outcome, len(self._active))
+
+    def _ended(self, attempt: int) -> None:
+        self._active.pop(attempt, None)
+        self._over[attempt] = None
+        while len(self._over) > MAX_REMEMBERED:
+            self._over.popitem(last=False)
+
+    async def _end(self, attempts: Sequence[int]) -> None:
+        running: list[asyncio.Task[None]] = []
+        for attempt in attempts:
+            task = self._active.get(attempt)
+            if task is None:
+                self._ended(attempt)
+            else:
+                task.cancel()
+                running.append(task)
+        if running:
+            await asyncio.wait(running)
+            for attempt in attempts:
+                self._ended(attempt)
+            self._outgoing.pump(len(self._active))
+
     async def _close(self) -> None:
-        await asyncio.gather(*(_end(task) for task in list(self._active.values())))
+        await self._end(list(self._active))
         if self._heart is not None:
             self._heart.cancel()
         if self._client is not None:
@@ -135,11 +246,6 @@ class Poster:
         while True:
             self._beat = time.monotonic()
             await asyncio.sleep(BEAT)
-
-
-async def _end(task: asyncio.Task[Answer]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
 
 
 def poster_class() -> Any:

@@ -52,12 +52,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
 
 
-class Item(msgspec.Struct, frozen=True):
+class Item(msgspec.Struct, frozen=True, array_like=True):
     """One attempt at a POST, as it travels to a poster. ``id`` is the request's (the same for every
-    attempt, sent as X-Request-Id), ``attempt`` names this attempt alone."""
+    attempt, sent as X-Request-Id), ``attempt`` numbers this attempt alone, over the whole pool."""
 
     id: str
-    attempt: str
+    attempt: int
     url: str
     body: bytes
     headers: dict[str, str]

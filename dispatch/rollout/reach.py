@@ -15,7 +15,7 @@ import msgspec
 
 from dispatch.engines.dialect import PATHS, Api, Sampling, read, request
 from dispatch.posting.request import Item, check_headers, check_url, encode
-from dispatch.posting.transport import exchange, make_client
+from dispatch.posting.transport import Client, exchange, make_client
 from protocol import CodedError
 
 _NAMES: Final[dict[Api, str]] = {"sglang": "an SGLang server", "openai": "an OpenAI-compatible one"}
@@ -53,7 +53,7 @@ async def reach(
             try:
                 name = model or await _model(client, base, sent, timeout) if dialect == "openai" else ""
                 body = request(dialect, "1 + 1 =", ONE_TOKEN, model=name, request_id="reach", stream=False)
-                item = Item("reach", "reach", base + PATHS[dialect], encode(body), sent)
+                item = Item("reach", 0, base + PATHS[dialect], encode(body), sent)
                 answer = await exchange(client, item, timeout)
                 made = read(dialect, answer.data, item.url)
                 return Reached(base, dialect, name, made.weight_version)
@@ -87,7 +87,7 @@ def _base(url: str) -> str:
     return base
 
 
-async def _model(client: httpx.AsyncClient, base: str, headers: dict[str, str], timeout: float) -> str:
+async def _model(client: Client, base: str, headers: dict[str, str], timeout: float) -> str:
     """The first model that an OpenAI-compatible server lists; empty where it lists none."""
     try:
         reply = await client.get(f"{base}/v1/models", headers=headers, timeout=timeout)

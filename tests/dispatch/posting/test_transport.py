@@ -1,8 +1,10 @@
-"""One exchange, judged, against a server that misbehaves in every way reported (CASES: H1 to H6)."""
+"""One exchange, judged, against a server that misbehaves in every way reported (CASES: H1 to H6), over each
+of the three transports."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import math
 import socket
@@ -10,11 +12,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlencode
 
-import httpx
 import pytest
 
 from dispatch.posting import transport
 from dispatch.posting.request import Answer, Item
+from dispatch.posting.transport import Client
 from faults import classify, decide
 from protocol import CodedError, code_of, mint, scan
 from protocol.carriers.http_reply import HEADER
@@ -23,23 +25,26 @@ from tests.support.wait import until
 from tests.support.witness import Witness
 
 
+@pytest.fixture(params=["aiohttp", "httpx", "reqwest"])
+def name(request: pytest.FixtureRequest) -> transport.Name:
+    return request.param
+
+
 @pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with transport.make_client(8) as one:
+async def client(name: transport.Name) -> AsyncIterator[Client]:
+    async with contextlib.aclosing(transport.make_client(8, name)) as one:
         yield one
 
 
 class Exchange:
     """Exchanges with the witness: `answer` for one that must succeed, `failure` for one that must not."""
 
-    def __init__(self, client: httpx.AsyncClient, witness: Witness) -> None:
+    def __init__(self, client: Client, witness: Witness) -> None:
         self.client = client
         self.witness = witness
 
     async def answer(self, behaviour: str, id: str = "r", budget: float = 20.0, **query: Any) -> Answer:
-        item = Item(
-            id, f"{id}.1", self.witness.url(behaviour, urlencode(query)), b'{"n": 1}', {"x-extra": "yes"}
-        )
+        item = Item(id, 1, self.witness.url(behaviour, urlencode(query)), b'{"n": 1}', {"x-extra": "yes"})
         return await transport.exchange(self.client, item, budget)
 
     async def failure(self, behaviour: str, id: str = "r", budget: float = 20.0, **query: Any) -> CodedError:
@@ -52,7 +57,7 @@ class Exchange:
 
 
 @pytest.fixture
-def exchange(client: httpx.AsyncClient, witness: Witness) -> Exchange:
+def exchange(client: Client, witness: Witness) -> Exchange:
     return Exchange(client, witness)
 
 
@@ -73,9 +78,9 @@ async def test_a_good_reply(exchange: Exchange, witness: Witness) -> None:
     assert witness.counts()["arrived"] == {"sample-1": 1}
 
 
-async def test_a_callers_header_replaces_ours(client: httpx.AsyncClient, witness: Witness) -> None:
+async def test_a_callers_header_replaces_ours(client: Client, witness: Witness) -> None:
     item = Item(
-        "mine", "mine.1", witness.url("echo"), b"{}", {"content-type": "application/x", "x-request-id": "no"}
+        "mine", 1, witness.url("echo"), b"{}", {"content-type": "application/x", "x-request-id": "no"}
     )
     headers = (await transport.exchange(client, item, 20.0)).data["headers"]
     assert [value for name, value in headers if name == "content-type"] == ["application/x"]
@@ -242,10 +247,10 @@ async def test_h2_a_connection_closed_at_once(
     assert witness.arrivals("closed") == 1
 
 
-async def test_nothing_listens(client: httpx.AsyncClient) -> None:
+async def test_nothing_listens(client: Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    item = Item("r", "r.1", f"http://127.0.0.1:{port}/", b"{}", {})
+    item = Item("r", 1, f"http://127.0.0.1:{port}/", b"{}", {})
     with pytest.raises(CodedError) as caught:
         await transport.exchange(client, item, 20.0)
     assert caught.value.code == "TRANSPORT.CONNECT"
@@ -253,16 +258,16 @@ async def test_nothing_listens(client: httpx.AsyncClient) -> None:
     assert caught.value.origin.type.endswith("ConnectError")
 
 
-async def test_a_host_that_does_not_exist(client: httpx.AsyncClient) -> None:
+async def test_a_host_that_does_not_exist(client: Client) -> None:
     with pytest.raises(CodedError) as caught:
-        await transport.exchange(client, Item("r", "r.1", "http://no.such.host.invalid/", b"{}", {}), 30.0)
+        await transport.exchange(client, Item("r", 1, "http://no.such.host.invalid/", b"{}", {}), 30.0)
     assert caught.value.code in ("TRANSPORT.CONNECT", "TIMEOUT.CONNECT")
 
 
 @pytest.mark.parametrize("url", ["http://h\x7f/", "http://" + "x" * 70_000 + "/"])
-async def test_a_url_that_only_the_client_refuses(client: httpx.AsyncClient, url: str) -> None:
+async def test_a_url_that_only_the_client_refuses(client: Client, url: str) -> None:
     with pytest.raises(CodedError) as caught:
-        await transport.exchange(client, Item("r", "r.1", url, b"{}", {}), 20.0)
+        await transport.exchange(client, Item("r", 1, url, b"{}", {}), 20.0)
     assert caught.value.code == "REQUEST.INVALID"
 
 
@@ -315,7 +320,9 @@ async def test_a_body_over_the_limit(exchange: Exchange, monkeypatch: pytest.Mon
     assert "100000" in error.detail
 
 
-async def test_a_compressed_body_counts_as_what_it_becomes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_compressed_body_counts_as_what_it_becomes(
+    name: transport.Name, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transport, "MAX_BODY", 100_000)
     bomb = gzip.compress(b'"' + b"x" * 10_000_000 + b'"')
 
@@ -327,11 +334,11 @@ async def test_a_compressed_body_counts_as_what_it_becomes(monkeypatch: pytest.M
 
     async with (
         await asyncio.start_server(serve, "127.0.0.1", 0) as server,
-        transport.make_client(1) as client,
+        contextlib.aclosing(transport.make_client(1, name)) as client,
     ):
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(CodedError) as caught:
-            await transport.exchange(client, Item("r", "r.1", f"http://127.0.0.1:{port}/", b"{}", {}), 20.0)
+            await transport.exchange(client, Item("r", 1, f"http://127.0.0.1:{port}/", b"{}", {}), 20.0)
     assert caught.value.code == "UPSTREAM.BAD_BODY"
 
 
@@ -361,7 +368,7 @@ async def test_an_error_event_is_quoted(exchange: Exchange) -> None:
     assert "engine fell over" in (await exchange.failure("sse", end="error")).detail
 
 
-async def test_a_line_separator_inside_an_event_does_not_end_it() -> None:
+async def test_a_line_separator_inside_an_event_does_not_end_it(name: transport.Name) -> None:
     # U+2028 may stand raw in JSON, and str.splitlines() takes it for the end of a line.
     text = 'data: {"text": "a\u2028b\x85c\x0cd"}\n\ndata: [DONE]\n\n'.replace("\x0c", "")
 
@@ -374,10 +381,10 @@ async def test_a_line_separator_inside_an_event_does_not_end_it() -> None:
 
     async with (
         await asyncio.start_server(serve, "127.0.0.1", 0) as server,
-        transport.make_client(1) as client,
+        contextlib.aclosing(transport.make_client(1, name)) as client,
     ):
         port = server.sockets[0].getsockname()[1]
-        item = Item("r", "r.1", f"http://127.0.0.1:{port}/", b"{}", {})
+        item = Item("r", 1, f"http://127.0.0.1:{port}/", b"{}", {})
         answer = await transport.exchange(client, item, 20.0)
     assert answer.data == [{"text": "a\u2028b\x85cd"}]
 
@@ -395,7 +402,7 @@ async def test_h5_a_server_that_never_finishes(exchange: Exchange, witness: Witn
     assert witness.counts()["in_flight"] == 0
 
 
-async def test_h5_a_server_that_never_accepts(client: httpx.AsyncClient) -> None:
+async def test_h5_a_server_that_never_accepts(client: Client) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(0)
@@ -405,7 +412,7 @@ async def test_h5_a_server_that_never_accepts(client: httpx.AsyncClient) -> None
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
         with pytest.raises(CodedError) as caught:
-            await transport.exchange(client, Item("r", "r.1", f"http://127.0.0.1:{port}/", b"{}", {}), 0.5)
+            await transport.exchange(client, Item("r", 1, f"http://127.0.0.1:{port}/", b"{}", {}), 0.5)
         for filler in fillers:
             filler.close()
     assert caught.value.code in ("TIMEOUT.DEADLINE", "TIMEOUT.CONNECT")
@@ -434,16 +441,16 @@ async def test_cancelled_over_and_over_it_still_closes_its_connection(
     await until(lambda: witness.counts()["connections"] == 0)
 
 
-async def test_the_client_never_makes_a_request_wait(client: httpx.AsyncClient, witness: Witness) -> None:
+async def test_the_client_never_makes_a_request_wait(client: Client, witness: Witness) -> None:
     exchange = Exchange(client, witness)
     await asyncio.gather(*(exchange.answer("ok", f"r{n}", delay=1.0) for n in range(40)))
     assert witness.counts()["peak"] == 40
 
 
 async def test_proxies_of_the_environment_are_not_used(
-    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+    exchange: Exchange, name: transport.Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    async with transport.make_client(1) as client:
+    async with contextlib.aclosing(transport.make_client(1, name)) as client:
         await Exchange(client, exchange.witness).answer("ok")

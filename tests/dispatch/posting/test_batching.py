@@ -1,0 +1,370 @@
+"""Batching without Ray: a wire that the test plays, so that calls and replies can be lost, late or double."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from dispatch.posting import batching
+from dispatch.posting.batching import FAILURES, FEW, MAX_CALLS, Batcher, Unsent
+from dispatch.posting.request import Answer, Item
+from dispatch.posting.wire import Message, Outcome, pack_reply, unpack
+from protocol import CodedError
+from tests.support.wait import until
+
+ANSWER = Answer(200, {}, {"ok": True}, 0.1)
+
+
+class PlayedWire:
+    """Calls are futures that the test answers; drops are answered as `stopped` says."""
+
+    def __init__(self) -> None:
+        self.calls: list[asyncio.Future[bytes]] = []
+        self.messages: list[Message] = []
+        self.dropped: list[list[int]] = []
+        self.stopped = asyncio.Event()
+        self.revoked: list[Any] = []
+        self._number = 0
+
+    def send(self, message: bytes) -> Awaitable[bytes]:
+        self.messages.append(unpack(message))
+        self.calls.append(asyncio.get_running_loop().create_future())
+        return self.calls[-1]
+
+    def cancel(self, call: Awaitable[bytes]) -> None:
+        self.revoked.append(call)
+        call.set_exception(CodedError("CANCEL.CALLER", "revoked"))  # type: ignore[attr-defined]
+
+    async def drop(self, attempts: list[int]) -> bool:
+        self.dropped.append(attempts)
+        await self.stopped.wait()
+        return True
+
+    def open(self) -> list[asyncio.Future[bytes]]:
+        return [call for call in self.calls if not call.done()]
+
+    def answer(self, call: asyncio.Future[bytes], *outcomes: tuple[int, Outcome]) -> int:
+        self._number += 1
+        call.set_result(pack_reply(self._number, list(outcomes)))
+        return self._number
+
+    def attempts(self) -> list[list[int]]:
+        """Which attempts each call carried."""
+        return [[item.attempt for item, _ in message.items] for message in self.messages]
+
+
+class Bench:
+    """A batcher with the counts of what it told its owner."""
+
+    def __init__(self) -> None:
+        self.wire = PlayedWire()
+        self.released = 0
+        self.suspected = 0
+        self.deaths: list[CodedError] = []
+        self.batcher = Batcher(
+            "poster/0.1",
+            self.wire,
+            release=self._release,
+            suspect=self._suspect,
+            died=self.deaths.append,
+            interval=0.01,
+        )
+
+    def _release(self) -> None:
+        self.released += 1
+
+    def _suspect(self) -> None:
+        self.suspected += 1
+
+    def run(self, attempt: int, budget: float = 30.0) -> asyncio.Task[Answer]:
+        item = Item(f"r{attempt}", attempt, "http://engine/generate", b"{}", {})
+        return asyncio.create_task(self.batcher.run(item, budget))
+
+
+@pytest.fixture
+async def bench() -> Any:
+    one = Bench()
+    yield one
+    one.batcher.settle(CodedError("POOL.CLOSED", "the test is over"))
+    one.batcher.over()
+
+
+async def turns(number: int = 5) -> None:
+    """Let everything that is ready run."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def test_one_alone_costs_one_call_and_leaves_none_behind(bench: Bench) -> None:
+    task = bench.run(1)
+    await turns()
+    assert bench.wire.attempts() == [[1]]
+    bench.wire.answer(bench.wire.calls[0], (1, ANSWER))
+    assert await task == ANSWER
+    assert bench.released == 1
+    await turns()
+    assert len(bench.wire.calls) == 1
+
+
+async def test_what_becomes_ready_together_travels_together(bench: Bench) -> None:
+    tasks = [bench.run(n) for n in range(FEW)]
+    await turns()
+    assert bench.wire.attempts() == [list(range(FEW))]
+    bench.wire.answer(bench.wire.calls[0], *((n, ANSWER) for n in range(FEW)))
+    assert await asyncio.gather(*tasks) == [ANSWER] * FEW
+
+
+async def test_outcomes_come_with_any_call(bench: Bench) -> None:
+    first = bench.run(1)
+    await turns()
+    second = bench.run(2)
+    await turns()
+    assert bench.wire.attempts() == [[1], [2]]
+    bench.wire.answer(bench.wire.calls[0], (2, ANSWER))
+    assert await second == ANSWER
+    assert not first.done()
+    bench.wire.answer(bench.wire.calls[1], (1, CodedError("REQUEST.REJECTED", "no")))
+    with pytest.raises(CodedError, match=r"REQUEST\.REJECTED"):
+        await first
+
+
+async def test_while_something_is_in_flight_a_call_waits_for_it(bench: Bench) -> None:
+    task = bench.run(1)
+    await turns()
+    number = bench.wire.answer(bench.wire.calls[0])  # the poster lost patience: nothing to say yet
+    await until(lambda: len(bench.wire.calls) == 2)
+    assert bench.wire.messages[1].items == []
+    assert bench.wire.messages[1].acknowledged == [number]
+    bench.wire.answer(bench.wire.calls[1], (1, ANSWER))
+    assert await task == ANSWER
+
+
+async def test_no_more_calls_than_the_bound_and_the_rest_goes_with_the_next(bench: Bench) -> None:
+    for n in range(MAX_CALLS + 3):
+        bench.run(n)
+        await turns()
+    assert bench.wire.attempts() == [[n] for n in range(MAX_CALLS)]
+    bench.wire.answer(bench.wire.calls[0], (0, ANSWER))
+    await until(lambda: len(bench.wire.calls) > MAX_CALLS)
+    assert bench.wire.attempts()[-1] == [MAX_CALLS, MAX_CALLS + 1, MAX_CALLS + 2]
+
+
+async def test_a_late_or_second_outcome_changes_nothing(bench: Bench) -> None:
+    task = bench.run(1)
+    await turns()
+    bench.wire.answer(bench.wire.calls[0], (1, ANSWER), (1, CodedError("TASK.FAILED", "twice")), (77, ANSWER))
+    assert await task == ANSWER
+    assert bench.released == 1
+
+
+@pytest.mark.parametrize("failure", ["unavailable", "silence", "cancelled"])
+async def test_a_lost_call_is_sent_again_with_the_same_numbers(
+    bench: Bench, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it arrived is not known; the poster runs no number twice, and answers anew what may be lost."""
+    if failure == "silence":
+        monkeypatch.setattr(batching, "CALL_TIMEOUT", 0.05)
+    task = bench.run(1)
+    await turns()
+    lost = bench.wire.calls[0]
+    if failure == "unavailable":
+        lost.set_exception(ActorUnavailableError("away", b"\0" * 16))
+    elif failure == "cancelled":
+        lost.set_exception(CodedError("CANCEL.CALLER", "as KeyboardInterrupt in a poster looks"))
+    await until(lambda: bench.suspected == 1)
+    assert not task.done()
+    bench.batcher.resume()  # as a probe that is answered does
+    await until(lambda: len(bench.wire.calls) == 2)
+    assert bench.wire.attempts() == [[1], [1]]
+    assert bench.wire.messages[1].again
+    bench.wire.answer(bench.wire.calls[1], (1, ANSWER))
+    assert await task == ANSWER
+    assert bench.released == 1
+
+
+async def test_nothing_is_sent_to_a_poster_that_is_away(bench: Bench) -> None:
+    bench.run(1)
+    await turns()
+    bench.wire.calls[0].set_exception(ActorUnavailableError("away", b"\0" * 16))
+    await until(lambda: bench.suspected == 1)
+    bench.run(2)
+    await turns()
+    assert len(bench.wire.calls) == 1
+    bench.batcher.resume()
+    await turns()
+    assert bench.wire.attempts()[1] == [1, 2]
+
+
+async def test_calls_that_fail_again_and_again_fail_their_requests(bench: Bench) -> None:
+    task = bench.run(1)
+    for number in range(FAILURES):
+        await until(lambda number=number: len(bench.wire.calls) == number + 1)
+        bench.wire.calls[number].set_exception(CodedError("CANCEL.CALLER", "somebody's bug"))
+        await turns()
+        bench.batcher.resume()
+    with pytest.raises(CodedError, match=r"CANCEL\.CALLER"):
+        await task
+    bench.wire.stopped.set()
+    await until(lambda: bench.released == 1)
+
+
+async def test_a_death_ends_what_was_sent_and_hands_back_what_was_not(bench: Bench) -> None:
+    sent = [bench.run(n) for n in range(MAX_CALLS)]
+    for _ in sent:
+        await turns()
+    assert len(bench.wire.calls) >= 1
+    while len(bench.wire.calls) < MAX_CALLS:
+        sent.append(bench.run(100 + len(sent)))
+        await turns()
+    waiting = bench.run(50)
+    await turns()
+    bench.wire.calls[0].set_exception(ActorDiedError())
+    for task in sent:
+        with pytest.raises(CodedError, match=r"ACTOR\.DIED"):
+            await task
+    with pytest.raises(Unsent):
+        await waiting
+    assert [error.code for error in bench.deaths] == ["ACTOR.DIED"]
+    assert bench.released == 1  # the process may still be sending: only its end gives the others back
+    with pytest.raises(Unsent):
+        await bench.run(60)
+    bench.batcher.over()
+    assert bench.released == len(sent) + 2
+
+
+async def test_a_cancelled_request_holds_its_place_until_it_has_stopped(bench: Bench) -> None:
+    one, other = bench.run(1), bench.run(2)
+    await turns()
+    one.cancel()
+    await turns()
+    assert one.cancelled()
+    assert bench.wire.dropped == [[1]]
+    assert (bench.released, bench.wire.revoked) == (0, [])  # the call brings the other one's outcome
+    bench.wire.stopped.set()
+    await until(lambda: bench.released == 1)
+    bench.wire.answer(bench.wire.calls[0], (2, ANSWER))
+    assert await other == ANSWER
+
+
+async def test_an_outcome_that_comes_too_late_says_that_it_has_stopped(bench: Bench) -> None:
+    task = bench.run(1)
+    other = bench.run(2)
+    await turns()
+    task.cancel()
+    await turns()
+    bench.wire.answer(bench.wire.calls[0], (1, ANSWER))
+    await turns()
+    assert bench.released == 1
+    bench.wire.stopped.set()
+    await turns()
+    assert bench.released == 1
+    other.cancel()
+
+
+async def test_when_all_of_a_call_are_cancelled_the_call_is_revoked(bench: Bench) -> None:
+    tasks = [bench.run(n) for n in range(3)]
+    await turns()
+    for task in tasks:
+        task.cancel()
+    await turns()
+    assert bench.wire.revoked == [bench.wire.calls[0]]
+    assert sorted(attempt for drop in bench.wire.dropped for attempt in drop) == [0, 1, 2]
+    bench.wire.stopped.set()
+    await until(lambda: bench.released == 3)
+
+
+async def test_revoking_a_call_loses_no_outcome_of_others(bench: Bench) -> None:
+    kept = bench.run(1)
+    await turns()
+    gone = bench.run(2)
+    await turns()
+    bench.wire.answer(bench.wire.calls[0])
+    gone.cancel()
+    await until(lambda: bench.wire.messages[-1].again)
+    assert bench.wire.messages[-1].items == []
+    bench.wire.answer(bench.wire.open()[0], (1, ANSWER))
+    assert await kept == ANSWER
+
+
+async def test_cancelled_before_it_was_sent_it_costs_nothing(bench: Bench) -> None:
+    task = bench.run(1)
+    await asyncio.sleep(0)  # the task has begun, the call has not
+    task.cancel()
+    await turns()
+    assert not any(bench.wire.attempts())
+    assert bench.wire.dropped == []
+    assert bench.released == 1
+
+
+async def test_a_storm_of_cancellations_is_one_drop(bench: Bench) -> None:
+    tasks = [bench.run(n) for n in range(500)]
+    await until(lambda: sum(map(len, bench.wire.attempts())) == 500)
+    for task in tasks:
+        task.cancel()
+    bench.wire.stopped.set()
+    await until(lambda: bench.released == 500)
+    assert len(bench.wire.dropped) <= 2
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+async def test_the_posters_end_gives_back_what_is_held_however_far_its_drop_came(
+    bench: Bench, steps: int
+) -> None:
+    task = bench.run(1)
+    await turns()
+    task.cancel()
+    await turns(steps)
+    bench.batcher.settle(CodedError("ACTOR.DIED", "replaced"))
+    bench.batcher.over()
+    await turns()
+    assert bench.released == 1
+
+
+async def test_without_a_verdict_it_ends_after_the_grace_and_the_poster_is_suspect(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "GRACE", 0.02)
+    task = bench.run(1, budget=0.02)
+    with pytest.raises(CodedError, match=r"TIMEOUT\.DEADLINE"):
+        await task
+    assert bench.suspected >= 1
+    assert bench.released == 0
+    bench.wire.stopped.set()
+    await until(lambda: bench.released == 1)
+
+
+async def test_a_drop_that_fails_is_repeated(bench: Bench) -> None:
+    task = bench.run(1)
+    await turns()
+    drop, tries = bench.wire.drop, 0
+
+    async def failing(attempts: list[int]) -> bool:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ActorUnavailableError("away", b"\0" * 16)
+        return tries > 2 and await drop(attempts)
+
+    bench.wire.drop = failing  # type: ignore[method-assign]
+    bench.wire.stopped.set()
+    task.cancel()
+    await until(lambda: bench.released == 1)
+    assert tries == 3
+    assert bench.suspected >= 2
+
+
+async def test_each_caller_gets_an_error_of_its_own(bench: Bench) -> None:
+    tasks = [bench.run(n) for n in range(3)]
+    await turns()
+    bench.batcher.settle(CodedError("POOL.CLOSED", "closed"))
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert len({id(error) for error in errors}) == 3
+    assert {error.data["request_id"] for error in errors if isinstance(error, CodedError)} == {
+        "r0",
+        "r1",
+        "r2",
+    }
