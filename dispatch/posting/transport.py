@@ -15,8 +15,8 @@ import datetime
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import httpx
 import msgspec
@@ -30,6 +30,8 @@ from protocol.errors import walk
 from protocol.foreign import excerpt
 
 CONNECT_TIMEOUT: Final = 10.0
+REQWEST_LATER: Final = 1.0
+"""Seconds that reqwest's timeout, kept on another thread, lets the exchange's own speak first."""
 LEAK_LOOK: Final = 1.0
 """Seconds between two looks at how many connections are open."""
 LEAK_BOUND: Final = 30.0
@@ -58,11 +60,8 @@ Transport: TypeAlias = Name | Callable[[int], httpx.AsyncBaseTransport]
 exchanges at once that its transport will be asked for.
 
 "aiohttp" is the default. "httpx" is httpx's own transport, httpcore: its cost grows with the number of
-connections, and a connection that brought a 5xx is used again. "reqwest" is a Rust client on a thread of
-its own (``pip install 'failsoft[reqwest]'``): it uses the connection of a 5xx again too; a request that met
-the close of a kept-alive connection before a byte of it was written it writes to another by itself, which
-no server can see twice; and it has one timeout for the whole exchange, so that of one that ends while it
-still connects the outcome is unknown unless `CONNECT_TIMEOUT` had passed."""
+connections, and it uses a connection that brought a 5xx again. "reqwest" is a Rust client on a thread of its
+own (``pip install 'failsoft[reqwest]'``), with differences of its own: see `ReqwestTransport`."""
 
 _LINE_END = re.compile("\r\n|\n|\r")  # of an event stream; str.splitlines() knows more, which JSON may hold
 
@@ -79,8 +78,7 @@ def check_transport(value: Any) -> Transport:
         raise CodedError(
             "CONFIG.INVALID", f"transport is {type(value).__name__}: a name or a factory, please"
         )
-    made: Transport = value
-    return made
+    return cast("Transport", value)
 
 
 def make_client(connections: int, transport: Transport = "aiohttp") -> Client:
@@ -97,7 +95,7 @@ class Client:
 
     def __init__(self, connections: int, transport: Transport) -> None:
         self._connections = connections
-        self._transport = transport
+        self._transport: Transport = transport
         self._targets: dict[str, _Target] = {}
         self._line = self._open()
         self._look_at = 0.0
@@ -237,8 +235,8 @@ def _timeouts(budget: float) -> dict[str, float]:
 
 
 def _make(transport: Transport, connections: int) -> httpx.AsyncBaseTransport:
-    if transport == "aiohttp":
-        return AiohttpTransport()
+    if callable(transport):
+        return transport(connections)
     if transport == "httpx":
         limits = httpx.Limits(
             max_connections=None, max_keepalive_connections=connections, keepalive_expiry=KEEPALIVE
@@ -246,8 +244,7 @@ def _make(transport: Transport, connections: int) -> httpx.AsyncBaseTransport:
         return httpx.AsyncHTTPTransport(verify=trusted(), limits=limits, trust_env=False)
     if transport == "reqwest":
         return ReqwestTransport(connections)
-    assert not isinstance(transport, str)
-    return transport(connections)
+    return AiohttpTransport()
 
 
 def _reqwest_package() -> Any:
@@ -264,7 +261,13 @@ class ReqwestTransport(httpx.AsyncBaseTransport):
 
     Not the one that pyreqwest brings: that calls a server that hangs up before it answers a ConnectError,
     and one that never answers a ConnectTimeout; it loses the status where the body is cut early, and takes
-    the sum of all timeouts for the exchange's."""
+    the sum of all timeouts for the exchange's.
+
+    What no setting changes: a request that is cancelled before its reply has begun stays open until then, or
+    until its timeout (for a POST its budget), so the server works on; a connection that brought a 5xx is used
+    again; the one timeout is the whole exchange's, so an exchange that ends while it connects ends as a
+    ReadTimeout, of unknown outcome, unless `CONNECT_TIMEOUT` had passed; and a request of which no byte was
+    written when its kept-alive connection turned out to be closed goes out on another, once."""
 
     def __init__(self, connections: int) -> None:
         builder, self._exceptions = _reqwest_package()
@@ -290,10 +293,10 @@ class ReqwestTransport(httpx.AsyncBaseTransport):
         try:
             builder = self._client.request(request.method, str(request.url)).headers(names).body_bytes(body)
             if limit is not None:
-                builder = builder.timeout(datetime.timedelta(seconds=limit))
+                builder = builder.timeout(datetime.timedelta(seconds=limit + REQWEST_LATER))
             # Without a buffer of its own: it would be filled before the status is told.
             sent = builder.streamed_read_buffer_limit(0).build_streamed()
-            response = await sent.__aenter__()
+            response = await _heeding(sent.__aenter__(), sent)
         except self.failure as exc:
             raise self.named(exc) from exc
         return httpx.Response(
@@ -324,6 +327,20 @@ class ReqwestTransport(httpx.AsyncBaseTransport):
         return kind(": ".join([str(exc.args[0]), *causes[1:]]))
 
 
+async def _heeding(awaited: Awaitable[Any], opened: Any = None) -> Any:
+    """The result of pyreqwest's ``awaited``, which by itself forgets a cancellation that meets its result;
+    what was ``opened`` by then is closed."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    result = await awaited
+    if task.cancelling() > before:
+        if opened is not None:
+            await opened.__aexit__(None, None, None)
+        raise asyncio.CancelledError
+    return result
+
+
 class _ReqwestBody(httpx.AsyncByteStream):
     def __init__(self, transport: ReqwestTransport, sent: Any, reader: Any) -> None:
         self._transport = transport
@@ -332,7 +349,7 @@ class _ReqwestBody(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            while (chunk := await self._reader.read_chunk()) is not None:
+            while (chunk := await _heeding(self._reader.read_chunk())) is not None:
                 yield bytes(chunk)
         except self._transport.failure as exc:
             raise self._transport.named(exc) from exc
