@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
 import math
 import ssl
 import time
@@ -31,6 +32,8 @@ the server is never the one to close first (NeMo Gym#1555)."""
 FORGOTTEN: Final = 3 * KEEPALIVE
 """Seconds after which an idle connection that is still open was forgotten: aiohttp looks for expired ones
 every `KEEPALIVE` seconds, and closes each before it is twice that old."""
+LARGE: Final = 2**20
+"""Largest body that aiohttp takes in one piece without a warning, in bytes."""
 
 EXCEPTIONS: Final[dict[type[BaseException], type[Exception]]] = {
     # Before anything was sent.
@@ -97,7 +100,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                     for name, value in request.headers.raw
                     if name.lower() != b"transfer-encoding"  # the body is whole, and has a length
                 ],
-                data=body or None,
+                data=io.BytesIO(body) if len(body) > LARGE else body or None,
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(connect=limits.get("connect"), sock_read=limits.get("read")),
             )
