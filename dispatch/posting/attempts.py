@@ -1,32 +1,52 @@
-"""One POST on its way: its attempts, each by a decision, and what is noted of them."""
+"""One POST on its way: its attempts, each by a decision, and what is noted of them.
+
+An attempt first gets a lease of its server (`load.targets`), then a place in a lane (`admission`), and
+goes. Whoever was there at a death waits for its turn before both, and holds nothing meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Awaitable, Coroutine, Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import Final, TypeVar
 
 from dispatch.posting.admission import Admission
 from dispatch.posting.batching import Unsent
 from dispatch.posting.lane import Lane
+from dispatch.posting.listening import Listening
+from dispatch.posting.load import Hedging, Lease, RetryBudget, Strikes, Targets, Verdict, verdict_of
+from dispatch.posting.load.targets import origin_of
 from dispatch.posting.request import Item, Reply
 from dispatch.posting.stats import Ledger
-from faults import Backoff, Blame, Decision, Fault, Outcome, classify, retrying
+from faults import Action, Backoff, Blame, Decision, Fault, Outcome, classify, retrying
 from protocol import CodedError, Events, catalogue
+
+BROKE_OFF: Final = ("TRANSPORT.DISCONNECTED", "UPSTREAM.TRUNCATED")
+"""How the end of a server looks to a request in flight there."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Shared:
     """What the POSTs of a pool have in common. ``sequence`` numbers attempts: two POSTs may have one
-    request id, two attempts never one name."""
+    request id, two attempts never one number. ``pacing`` lets one retry at a time wait for the budget,
+    ``alone`` one suspect at a time be in flight."""
 
     admission: Admission[Lane]
     ledger: Ledger
     events: Events
     backoff: Backoff
     closing: asyncio.Event
+    targets: Targets
+    budget: RetryBudget
+    hedging: Hedging | None
+    poison_after: int
+    listening: Listening = field(default_factory=Listening)
+    pacing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    alone: asyncio.Lock = field(default_factory=asyncio.Lock)
     sequence: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     async def pause(self, seconds: float) -> None:
@@ -39,6 +59,24 @@ class Shared:
 class Post:
     """See the module. ``ends`` is the deadline in loop time."""
 
+    __slots__ = (
+        "_attempts",
+        "_avoid",
+        "_body",
+        "_caller",
+        "_ends",
+        "_headers",
+        "_id",
+        "_idempotent",
+        "_last",
+        "_loop",
+        "_paced",
+        "_retry_upstream",
+        "_shared",
+        "_strikes",
+        "_url",
+    )
+
     def __init__(
         self,
         shared: Shared,
@@ -47,8 +85,10 @@ class Post:
         body: bytes,
         headers: dict[str, str],
         ends: float,
+        *,
         idempotent: bool,
         retry_upstream: bool,
+        caller: Hashable,
     ) -> None:
         self._shared = shared
         self._id = id
@@ -58,9 +98,18 @@ class Post:
         self._ends = ends
         self._idempotent = idempotent
         self._retry_upstream = retry_upstream
+        self._caller = caller
+        self._loop = asyncio.get_running_loop()
         self._attempts = 0
         self._avoid: set[str] = set()
-        self._last: str = ""
+        self._last = ""
+        self._paced = False
+        self._strikes: Strikes | None = None
+
+    @property
+    def attempts(self) -> int:
+        """How often it was sent."""
+        return self._attempts
 
     async def run(self, max_attempts: int) -> Reply:
         try:
@@ -85,17 +134,99 @@ class Post:
             raise
 
     def _remaining(self) -> float:
-        return self._ends - asyncio.get_running_loop().time()
+        return self._ends - self._loop.time()
 
     async def _attempt(self, number: int) -> Reply:
+        if number == 1:
+            self._shared.budget.deposit()
+        elif self._paced:
+            await self._in_time(self._pace(), "for the retry budget")
+        if self._strikes is None:
+            return await self._judged(number)
+        async with contextlib.AsyncExitStack() as turn:
+            await self._in_time(turn.enter_async_context(self._strikes.turn()), "for its turn as a suspect")
+            return await self._judged(number)
+
+    async def _judged(self, number: int) -> Reply:
+        """One attempt, and what it says about its server."""
+        targets = self._shared.targets
+        lease = targets.try_acquire(self._url)
+        if lease is None:
+            wait = targets.acquire(self._url, self._caller, fail_fast=not self._retry_upstream)
+            lease = await self._in_time(wait, "for its server")
+        try:
+            return await _judging(lease, self._hedged(number))
+        except CodedError as error:
+            poison = await self._suspected(error)
+            if poison is not None:
+                raise poison from error
+            raise
+
+    async def _hedged(self, number: int) -> Reply:
+        hedging = self._shared.hedging
+        if hedging is None or not self._idempotent:
+            return await self._sent(number)
+        origin = origin_of(self._url)
+        began = self._loop.time()
+        if number == 1:
+            hedging.deposit()
+        delay = hedging.delay(origin)
+        reply = await (self._sent(number) if delay is None else self._raced(number, delay))
+        hedging.learn(origin, self._loop.time() - began)
+        return reply
+
+    async def _raced(self, number: int, delay: float) -> Reply:
+        """The first good reply of two copies, the second sent after ``delay`` seconds where it may."""
+        first = asyncio.create_task(self._sent(number))
+        copies: set[asyncio.Task[Reply | None]] = {first}
+        try:
+            await asyncio.wait(copies, timeout=delay)
+            if not first.done():
+                copies.add(asyncio.create_task(self._second(number)))
+            pending = copies
+            while pending:  # each ends by its deadline
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for copy in done:
+                    if copy.exception() is None and (reply := copy.result()) is not None:
+                        return reply
+            return first.result()
+        finally:
+            for copy in copies:
+                copy.cancel()
+            await asyncio.wait(copies)
+            for copy in copies:
+                if not copy.cancelled():
+                    copy.exception()  # looked at, where the other one was good
+
+    async def _second(self, number: int) -> Reply | None:
+        """The second copy; None where server, pool or hedging have no room for it now."""
+        shared = self._shared
+        assert shared.hedging is not None
+        lane = shared.admission.try_acquire({self._last})
+        if lane is None:
+            return None
+        lease = shared.targets.try_acquire(self._url)
+        if lease is None or not shared.hedging.try_take():
+            if lease is not None:
+                lease.done(Verdict.NONE)
+            shared.admission.release(lane)
+            return None
+        shared.ledger.hedged += 1
+        shared.events.emit("post.hedged", key=self._id, attempt=number, via=lane.name, url=self._url)
+        return await _judging(lease, self._sent(number, lane))
+
+    async def _sent(self, number: int, lane: Lane | None = None) -> Reply:
         shared = self._shared
         ledger = shared.ledger
         while True:
-            lane = shared.admission.try_acquire(self._avoid) or await self._place()
+            lane = lane or shared.admission.try_acquire(self._avoid)
+            if lane is None:
+                place = shared.admission.acquire(self._avoid, self._caller)
+                lane = await self._in_time(place, "for a place in the pool")
             left = self._remaining()
             if left <= 0:
                 shared.admission.release(lane)
-                raise self._late()
+                raise self._late("for a place in the pool")
             self._attempts = number
             self._last = lane.name
             ledger.sent += 1
@@ -109,27 +240,49 @@ class Post:
                 self._attempts -= 1
                 ledger.sent -= 1
                 ledger.retried -= number > 1
+                lane = None
                 continue
             return Reply(
                 answer.data, answer.status, answer.headers, lane.via, number, answer.seconds, self._id
             )
 
-    async def _place(self) -> Lane:
+    async def _pace(self) -> None:
+        budget = self._shared.budget
+        async with self._shared.pacing:
+            while not budget.try_take() and not self._shared.closing.is_set():
+                await self._shared.pause(budget.wait_for())
+
+    async def _suspected(self, error: CodedError) -> CodedError | None:
+        """Whether an engine or a poster died with this in flight, and whether that was once too often."""
+        if self._shared.closing.is_set():
+            return None
+        if error.code == "ACTOR.DIED":
+            what = self._last
+        elif error.code in BROKE_OFF and not await self._shared.listening.at(origin_of(self._url)):
+            what = origin_of(self._url)
+        else:
+            return None
+        if self._strikes is None:
+            self._strikes = Strikes(self._shared.alone, self._shared.poison_after)
+        return self._strikes.died(what, error.code)
+
+    async def _in_time(self, wait: Awaitable[T], what: str) -> T:
         try:
             async with asyncio.timeout(max(self._remaining(), 0.0)):
-                return await self._shared.admission.acquire(self._avoid)
+                return await wait
         except TimeoutError:
-            raise self._late() from None
+            raise self._late(what) from None
 
-    def _late(self) -> CodedError:
-        if not self._shared.admission.lanes:
+    def _late(self, what: str) -> CodedError:
+        admission = self._shared.admission
+        if not admission.lanes:
             return CodedError(
                 "POOL.NO_POSTER", f"no poster was healthy before the deadline of {self._url} passed"
             )
         return CodedError(
             "TIMEOUT.DEADLINE",
-            "the deadline passed while the request waited for a place in the pool",
-            {"url": self._url, "attempts": self._attempts, "waiting": self._shared.admission.waiting},
+            f"the deadline passed while the request waited {what}",
+            {"url": self._url, "attempts": self._attempts},
         )
 
     def _final(self, exc: Exception, fault: Fault) -> bool:
@@ -140,6 +293,8 @@ class Post:
     def _failed(self, fault: Fault, decision: Decision, number: int, exc: Exception) -> None:
         if fault.blame in (Blame.CALLEE, Blame.NODE):
             self._avoid.add(self._last)
+        # What a server asked to wait for is paced by its own limit already.
+        self._paced = fault.blame is Blame.UPSTREAM and decision.action is not Action.WAIT
         again = decision.action.sends_again
         if again:
             self._shared.ledger.retried_by_code[str(fault.code)] += 1
@@ -157,3 +312,18 @@ class Post:
             delay=round(decision.delay, 3),
             why=decision.why,
         )
+
+
+async def _judging(lease: Lease, attempt: Coroutine[None, None, Reply]) -> Reply:
+    """Await the attempt, and give its lease back with what became of it."""
+    verdict, retry_after = Verdict.NONE, None
+    try:
+        reply = await attempt
+        verdict = Verdict.GOOD
+        return reply
+    except CodedError as error:
+        fault = classify(error)
+        verdict, retry_after = verdict_of(fault), fault.retry_after
+        raise
+    finally:
+        lease.done(verdict, retry_after)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Hashable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -25,10 +25,15 @@ import ray
 
 from dispatch.posting.admission import Admission
 from dispatch.posting.attempts import Post, Shared
+from dispatch.posting.drop_in import Post as DropIn
+from dispatch.posting.drop_in import as_post
 from dispatch.posting.keeper import Keeper, Recreation
 from dispatch.posting.lane import Health, Lane, State
+from dispatch.posting.load import Hedging, LoadControl, RetryBudget, Targets
 from dispatch.posting.local import LocalLane
+from dispatch.posting.metrics import Metrics
 from dispatch.posting.placement import alive_nodes, check_counts
+from dispatch.posting.quiet import Quiet
 from dispatch.posting.request import (
     Reply,
     Request,
@@ -39,11 +44,14 @@ from dispatch.posting.request import (
     encode,
 )
 from dispatch.posting.stats import Ledger, PoolStats
+from dispatch.posting.tracing import Tracing
 from dispatch.posting.transport import Transport, check_transport
 from dispatch.streams import in_completion_order
 from faults import Backoff
 from protocol import CodedError, Events
 
+PUBLISH: Final = 1.0
+"""Seconds between two publications of metrics."""
 AHEAD: Final = 2
 """How many times the concurrency `post_many` keeps submitted."""
 
@@ -64,6 +72,10 @@ class PosterPool:
     queueing and retries included, in seconds. ``max_attempts``: most times one POST is sent.
     ``local_fallback``: POST from this process while no poster is healthy. ``poster_options``: more
     options for the actors (``runtime_env``, ``resources``), as ``.options()`` of Ray takes them.
+    ``transport``: what carries the exchanges (`transport.Transport`). ``load``: how servers that are
+    slow, full or broken are treated. ``events``: where to write; without it the logger ``failsoft`` gets
+    them, which people read, so that there a thousand alike are told once. ``metrics``: publish them
+    through Ray (docs/metrics.md). ``tracing``: a span for each POST.
 
     Use it as ``async with PosterPool(...) as pool``, from one event loop. Raises CodedError
     CONFIG.INVALID for settings that cannot work, POOL.MISUSE for use outside of that.
@@ -83,6 +95,9 @@ class PosterPool:
         events: Events | None = None,
         poster_options: Mapping[str, Any] | None = None,
         transport: Transport = "aiohttp",
+        load: LoadControl = LoadControl(),  # noqa: B008 - frozen, so sharing the default is safe
+        metrics: bool = True,
+        tracing: Tracing | None = None,
     ) -> None:
         for name, value in (
             ("concurrency", concurrency),
@@ -100,13 +115,18 @@ class PosterPool:
         self._local_fallback = local_fallback
         self._health = health
         self._recreation = recreation
-        self._events = events or Events()
+        self._events = events or Quiet(Events())
         self._options = {"num_cpus": 0.001, **(poster_options or {})}
         self._transport = check_transport(transport)
         self._ledger = Ledger()
         self._admission: Admission[Lane] = Admission(concurrency)
         self._closing = asyncio.Event()
-        self._shared = Shared(self._admission, self._ledger, self._events, backoff, self._closing)
+        self._backoff = backoff
+        self._load = load
+        self._metrics = Metrics() if metrics else None
+        self._tracing = tracing
+        self._publishing: asyncio.Task[None] | None = None
+        self._shared: Shared | None = None
         self._keepers: list[Keeper] = []
         self._local: LocalLane | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -134,6 +154,7 @@ class PosterPool:
         nodes = alive_nodes()
         check_counts(self._concurrency, self._posters_per_node, len(nodes))
         self._loop = asyncio.get_running_loop()
+        self._shared = self._make_shared(self._loop)
         self._local = LocalLane(self._admission.release, self._concurrency, self._transport)
         for index, node in enumerate(node for node in nodes for _ in range(self._posters_per_node)):
             self._keepers.append(
@@ -159,6 +180,8 @@ class PosterPool:
             await self.close()
             raise
         self._resplit()
+        if self._metrics is not None:
+            self._publishing = asyncio.create_task(self._publish(self._metrics))
 
     async def post(
         self,
@@ -171,25 +194,38 @@ class PosterPool:
         request_id: str | None = None,
         max_attempts: int | None = None,
         retry_upstream: bool = True,
+        caller: Hashable = None,
     ) -> Reply:
         """POST ``payload`` as JSON to ``url``.
 
         ``deadline`` in seconds from now counts queueing and retries. ``idempotent=False``: sent again
         only when it is known not to have run. ``request_id`` is sent as X-Request-Id, the same with
         every attempt. ``retry_upstream=False`` leaves failures of the server to the caller, who may
-        know another server; the pool then retries only what its posters did.
+        know another server; the pool then retries only what its posters did. ``caller`` says for whom
+        it is: where POSTs have to wait, callers take turns, however many each of them has waiting.
 
         Raises CodedError: what failed last, REQUEST.OUTCOME_UNKNOWN where a request that is not
         idempotent may have run, REQUEST.INVALID for what cannot be sent, POOL.* for the pool itself."""
-        loop = self._usable()
+        shared = self._usable()
         check_url(url)
         body = encode(payload)
         sent_headers = check_headers(headers)
         id = check_id(request_id)
         budget = self._deadline if deadline is None else check_deadline(deadline)
         post = Post(
-            self._shared, id, url, body, sent_headers, loop.time() + budget, idempotent, retry_upstream
+            shared,
+            id,
+            url,
+            body,
+            sent_headers,
+            asyncio.get_running_loop().time() + budget,
+            idempotent=idempotent,
+            retry_upstream=retry_upstream,
+            caller=caller,
         )
+        span = self._tracing.begin(url) if self._tracing is not None else None
+        status: int | None = None
+        code = ""
         ledger = self._ledger
         ledger.submitted += 1
         ledger.in_flight += 1
@@ -198,22 +234,30 @@ class PosterPool:
             reply = await post.run(max_attempts or self._max_attempts)
         except asyncio.CancelledError:
             ledger.cancelled += 1
+            code = "CANCEL.CALLER"
             raise
         except CodedError as error:
             ledger.failed += 1
-            ledger.failed_by_code[str(error.code)] += 1
+            code, status = str(error.code), error.data.get("status")
+            ledger.failed_by_code[code] += 1
             raise
         except BaseException as exc:  # whatever it is, the accounting has to hold
             ledger.failed += 1
-            ledger.failed_by_code["INTERNAL.BUG"] += 1
+            code = "INTERNAL.BUG"
+            ledger.failed_by_code[code] += 1
             if not isinstance(exc, Exception):
                 raise  # KeyboardInterrupt and the like are not ours to rename
             raise CodedError.from_exception(exc, "INTERNAL.BUG") from exc
         else:
             ledger.succeeded += 1
+            status = reply.status
+            if self._metrics is not None:
+                self._metrics.observe(reply.seconds)
             return reply
         finally:
             ledger.in_flight -= 1
+            if self._tracing is not None:
+                self._tracing.end(span, attempts=post.attempts, status=status, code=code)
             if ledger.in_flight == 0:
                 self._idle.set()
 
@@ -221,7 +265,12 @@ class PosterPool:
         """POST them all and yield each when it is done, in completion order. Requests are drawn as
         capacity allows, so the source may be endless; leaving the loop cancels what is under way."""
         self._usable()
-        everything = in_completion_order(requests, self._one, AHEAD * self._concurrency)
+        caller = object()  # each call of this is a caller of its own
+
+        def one(request: Request) -> Awaitable[Done]:
+            return self._one(request, caller)
+
+        everything = in_completion_order(requests, one, AHEAD * self._concurrency)
         async with contextlib.aclosing(everything) as results:
             async for done in results:
                 yield done
@@ -229,23 +278,26 @@ class PosterPool:
     def stats(self) -> PoolStats:
         """The accounting, now."""
         ledger, admission = self._ledger, self._admission
+        targets = self._shared.targets.stats() if self._shared is not None else ()
         return PoolStats(
             submitted=ledger.submitted,
             succeeded=ledger.succeeded,
             failed=ledger.failed,
             cancelled=ledger.cancelled,
             in_flight=ledger.in_flight,
-            waiting=admission.waiting,
+            waiting=admission.waiting + sum(target.waiting for target in targets),
             occupied=admission.occupied,
             peak=admission.peak,
             sent=ledger.sent,
             retried=ledger.retried,
+            hedged=ledger.hedged,
             local=ledger.local,
             failed_by_code=dict(ledger.failed_by_code),
             retried_by_code=dict(ledger.retried_by_code),
             recreated=ledger.recreated,
             recoveries=tuple(ledger.recoveries),
             posters=tuple(keeper.stats() for keeper in self._keepers),
+            targets=targets,
         )
 
     async def close(self) -> None:
@@ -254,7 +306,12 @@ class PosterPool:
         if self._loop is None or self._closing.is_set():
             return
         self._closing.set()
-        self._admission.close(CodedError("POOL.CLOSED", "the pool was closed before the request was sent"))
+        closed = CodedError("POOL.CLOSED", "the pool was closed before the request was sent")
+        self._admission.close(closed)
+        if self._shared is not None:
+            self._shared.targets.close(closed)
+        if self._publishing is not None:
+            self._publishing.cancel()
         await asyncio.gather(*(keeper.end() for keeper in self._keepers))
         if self._local is not None:
             await self._local.close()
@@ -262,10 +319,50 @@ class PosterPool:
             # Every outstanding post has been failed by now; this lets their callers take notice.
             async with asyncio.timeout(5.0):
                 await self._idle.wait()
+        if self._metrics is not None:
+            self._metrics.publish(self.stats())
+            self._metrics.close()
         self._events.emit("pool.closed", key="pool", **msgspec.to_builtins(self.stats()))
 
-    def _usable(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
+    def as_post(self, *, deadline: float | None = None, idempotent: bool = True) -> DropIn:
+        """This pool behind slime's calling convention; see `drop_in.as_post`."""
+        return as_post(self, deadline=deadline, idempotent=idempotent)
+
+    def _make_shared(self, loop: asyncio.AbstractEventLoop) -> Shared:
+        load = self._load
+        return Shared(
+            self._admission,
+            self._ledger,
+            self._events,
+            self._backoff,
+            self._closing,
+            Targets(
+                self._concurrency,
+                loop.time,
+                threshold=load.eject_after,
+                base=load.eject_first,
+                most=load.eject_most,
+            ),
+            RetryBudget(
+                loop.time,
+                share=load.retry_share,
+                floor=load.retry_floor,
+                # One retry of everything that can be in flight: what a server's restart costs.
+                burst=float(max(100, self._concurrency)),
+            ),
+            Hedging(percentile=load.hedge_at, share=load.hedge_share) if load.hedge_at is not None else None,
+            load.poison_after,
+        )
+
+    async def _publish(self, metrics: Metrics) -> None:
+        while True:
+            await asyncio.sleep(PUBLISH)
+            metrics.publish(self.stats())
+            if isinstance(self._events, Quiet):
+                self._events.flush()
+
+    def _usable(self) -> Shared:
+        if self._loop is None or self._shared is None:
             raise CodedError(
                 "POOL.MISUSE", "the pool was not started: use `async with PosterPool(...) as pool`"
             )
@@ -279,9 +376,9 @@ class PosterPool:
             raise CodedError(
                 "POOL.MISUSE", "the pool belongs to another event loop: use it from the loop that started it"
             )
-        return self._loop
+        return self._shared
 
-    async def _one(self, request: Request) -> Done:
+    async def _one(self, request: Request, caller: Hashable) -> Done:
         try:
             reply = await self.post(
                 request.url,
@@ -290,6 +387,7 @@ class PosterPool:
                 idempotent=request.idempotent,
                 headers=request.headers,
                 request_id=request.request_id,
+                caller=caller,
             )
         except CodedError as error:
             return Done(request, error=error)

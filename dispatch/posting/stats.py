@@ -6,6 +6,8 @@ from collections import Counter
 
 import msgspec
 
+from dispatch.posting.load import TargetStats
+
 
 class Recovery(msgspec.Struct, frozen=True):
     """One replacement: what (``key``), why (``code``), how long from seeing it to serving again
@@ -33,9 +35,11 @@ class PosterStats(msgspec.Struct, frozen=True):
 class PoolStats(msgspec.Struct, frozen=True):
     """A moment of the pool.
 
-    ``in_flight`` counts POSTs that callers wait for; ``occupied`` the places that are taken, which
+    ``in_flight`` counts POSTs that callers wait for, ``waiting`` those of them that wait for a place in the
+    pool or at their server; ``occupied`` the places that are taken, which
     includes attempts whose caller has gone and whose remote end is not yet known to have stopped.
-    ``sent`` counts attempts, ``retried`` those after a first, ``local`` those by the local client."""
+    ``sent`` counts attempts, ``retried`` those after a first, ``hedged`` second copies beside a first,
+    ``local`` those by the local client. ``targets`` are the servers."""
 
     submitted: int
     succeeded: int
@@ -47,12 +51,14 @@ class PoolStats(msgspec.Struct, frozen=True):
     peak: int
     sent: int
     retried: int
+    hedged: int
     local: int
     failed_by_code: dict[str, int]
     retried_by_code: dict[str, int]
     recreated: int
     recoveries: tuple[Recovery, ...]
     posters: tuple[PosterStats, ...]
+    targets: tuple[TargetStats, ...]
 
     @property
     def balanced(self) -> bool:
@@ -65,7 +71,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.submitted = self.succeeded = self.failed = self.cancelled = self.in_flight = 0
-        self.sent = self.retried = self.local = self.recreated = 0
+        self.sent = self.retried = self.hedged = self.local = self.recreated = 0
         self.failed_by_code: Counter[str] = Counter()
         self.retried_by_code: Counter[str] = Counter()
         self.recoveries: list[Recovery] = []

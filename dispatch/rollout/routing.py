@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
-from typing import Final, Protocol
+from typing import Protocol
 
 from dispatch.engines.spec import EngineStatus
-from faults import Backoff, Blame, Fault, Kind
+from dispatch.posting.load import Verdict, verdict_of
+from faults import Backoff, Fault
 from protocol import Code, CodedError, Events
-
-BROKEN: Final = frozenset({Kind.TRANSPORT, Kind.DIED, Kind.SERVER_ERROR, Kind.TIMEOUT})
-"""What sets an engine aside. A bad reply does not: it may be the request's own doing, and the next
-attempt goes to another engine anyway."""
-AT_FAULT: Final = frozenset({"TIMEOUT.CONNECT", "TIMEOUT.READ", "TIMEOUT.WRITE"})
-"""The timeouts that are the engine's; a passed deadline or a full client are not."""
 
 
 class Fleet(Protocol):
@@ -114,9 +109,7 @@ class Router:
         if fault is None:
             target.failures = 0
             return
-        if fault.blame is not Blame.UPSTREAM or fault.kind not in BROKEN:
-            return  # a poster or a node that died says nothing about the engine either
-        if fault.kind is Kind.TIMEOUT and fault.code not in AT_FAULT:
+        if verdict_of(fault) is not Verdict.FAILED:
             return
         now = asyncio.get_running_loop().time()
         if target.aside_until > now:
