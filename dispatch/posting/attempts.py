@@ -26,13 +26,18 @@ from protocol import CodedError, Events, catalogue
 
 BROKE_OFF: Final = ("TRANSPORT.DISCONNECTED", "UPSTREAM.TRUNCATED")
 """How the end of a server looks to a request in flight there."""
+PATIENCE: Final = 10.0
+"""Seconds that what was in flight when a poster died waits for another one, before it goes to the local
+client."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Shared:
-    """What the POSTs of a pool have in common. ``sequence`` numbers attempts: two POSTs may have one
-    request id, two attempts never one number. ``pacing`` lets one retry at a time wait for the budget,
+    """What the POSTs of a pool have in common.
+
+    ``sequence`` numbers attempts: two POSTs may have one request id, two attempts never one number.
+    ``remote`` is set while posters serve. ``pacing`` lets one retry at a time wait for the budget,
     ``alone`` one suspect at a time be in flight."""
 
     admission: Admission[Lane]
@@ -44,6 +49,7 @@ class Shared:
     budget: RetryBudget
     hedging: Hedging | None
     poison_after: int
+    remote: asyncio.Event = field(default_factory=asyncio.Event)
     listening: Listening = field(default_factory=Listening)
     pacing: asyncio.Lock = field(default_factory=asyncio.Lock)
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -65,6 +71,7 @@ class Post:
         "_body",
         "_caller",
         "_ends",
+        "_harmless",
         "_headers",
         "_id",
         "_idempotent",
@@ -105,6 +112,7 @@ class Post:
         self._last = ""
         self._paced = False
         self._strikes: Strikes | None = None
+        self._harmless = False
 
     @property
     def attempts(self) -> int:
@@ -227,6 +235,11 @@ class Post:
             if left <= 0:
                 shared.admission.release(lane)
                 raise self._late("for a place in the pool")
+            if lane.via == "local" and self._strikes is not None and not self._harmless:
+                shared.admission.release(lane)
+                lane = None
+                await self._in_time(self._a_poster(self._strikes), "for a poster: it was there when one died")
+                continue
             self._attempts = number
             self._last = lane.name
             ledger.sent += 1
@@ -245,6 +258,17 @@ class Post:
             return Reply(
                 answer.data, answer.status, answer.headers, lane.via, number, answer.seconds, self._id
             )
+
+    async def _a_poster(self, strikes: Strikes) -> None:
+        """Wait until a poster serves again. What was in flight when posters died may be why, and in the
+        local client it would take the pool's own process: after one death it goes there only when no
+        poster comes back for a while, after more never."""
+        patience = PATIENCE if strikes.deaths == 1 else None
+        try:
+            async with asyncio.timeout(patience):
+                await self._shared.remote.wait()
+        except TimeoutError:
+            self._harmless = True
 
     async def _pace(self) -> None:
         budget = self._shared.budget

@@ -29,7 +29,7 @@ from dispatch.posting.drop_in import Post as DropIn
 from dispatch.posting.drop_in import as_post
 from dispatch.posting.keeper import Keeper, Recreation
 from dispatch.posting.lane import Health, Lane, State
-from dispatch.posting.load import Hedging, LoadControl, RetryBudget, Targets
+from dispatch.posting.load import Hedging, LoadControl, RetryBudget, Targets, TargetStats
 from dispatch.posting.local import LocalLane
 from dispatch.posting.metrics import Metrics
 from dispatch.posting.placement import alive_nodes, check_counts
@@ -121,6 +121,7 @@ class PosterPool:
         self._ledger = Ledger()
         self._admission: Admission[Lane] = Admission(concurrency)
         self._closing = asyncio.Event()
+        self._remote = asyncio.Event()
         self._backoff = backoff
         self._load = load
         self._metrics = Metrics() if metrics else None
@@ -342,6 +343,7 @@ class PosterPool:
                 threshold=load.eject_after,
                 base=load.eject_first,
                 most=load.eject_most,
+                moved=self._target_moved,
             ),
             RetryBudget(
                 loop.time,
@@ -352,6 +354,21 @@ class PosterPool:
             ),
             Hedging(percentile=load.hedge_at, share=load.hedge_share) if load.hedge_at is not None else None,
             load.poison_after,
+            self._remote,
+        )
+
+    def _target_moved(self, target: TargetStats) -> None:
+        if target.standing == "serving":
+            self._events.emit("target.back", key=target.origin, detail="a trial went well")
+            return
+        self._events.emit(
+            "target.ejected",
+            level="warning",
+            key=target.origin,
+            code="UPSTREAM.EJECTED",
+            detail=f"it failed again and again: nothing is sent there for {target.ejected_for:.3g} s",
+            seconds=round(target.ejected_for, 3),
+            waiting=target.waiting,
         )
 
     async def _publish(self, metrics: Metrics) -> None:
@@ -402,6 +419,7 @@ class PosterPool:
         ]
         was_local = self._local is not None and self._local in self._admission.lanes
         if serving:
+            self._remote.set()
             if was_local:
                 self._events.emit("pool.remote", key="pool", detail="a poster is healthy again")
         elif (
@@ -410,6 +428,7 @@ class PosterPool:
             and all(k.settled.is_set() for k in self._keepers)
         ):
             serving = [self._local]
+            self._remote.clear()
             if not was_local:
                 self._events.emit(
                     "pool.local",

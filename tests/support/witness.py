@@ -112,6 +112,20 @@ async def flaky(ledger: Ledger, request: web.Request, body: bytes) -> web.Stream
     return web.json_response({"ok": True})
 
 
+async def limited(ledger: Ledger, request: web.Request, body: bytes) -> web.StreamResponse:
+    """429 for whatever comes while more than ``capacity`` are here already."""
+    if ledger.in_flight > _number(request, "capacity", 4):
+        return web.json_response({"error": "too many"}, status=429)
+    return await ok(ledger, request, body)
+
+
+async def stuck(ledger: Ledger, request: web.Request, body: bytes) -> web.StreamResponse:
+    """The first time that an id comes, nothing happens; the next time it is answered at once."""
+    if ledger.arrived[request.headers.get("X-Request-Id", "")] == 1:
+        return await hang(ledger, request, body)
+    return await ok(ledger, request, body)
+
+
 async def html(ledger: Ledger, request: web.Request, body: bytes) -> web.StreamResponse:
     return web.Response(text="<html>hello</html>", content_type="text/html")
 
@@ -207,7 +221,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     f.__name__: f
     for f in (
         ok, echo, status, retry_after, flaky, html, raw, cut, close, garbage, bad_gzip, hang, slow, big,
-        early, sse,
+        early, sse, limited, stuck,
     )
 }  # fmt: skip
 

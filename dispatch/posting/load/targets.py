@@ -87,9 +87,17 @@ class Target:
     """One server. Whoever waits for it waits for something that ends the wait: a lease that comes back,
     or the timer (one, armed only while somebody waits) at the end of a hold or an ejection."""
 
-    __slots__ = ("_now", "_timer", "ejection", "limit", "origin", "queue")
+    __slots__ = ("_moved", "_now", "_timer", "ejection", "limit", "origin", "queue")
 
-    def __init__(self, origin: str, limit: Limit, ejection: Ejection, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        origin: str,
+        limit: Limit,
+        ejection: Ejection,
+        now: Callable[[], float],
+        moved: Callable[[TargetStats], None],
+    ) -> None:
+        self._moved = moved
         self.origin = origin
         self.limit = limit
         self.ejection = ejection
@@ -122,6 +130,7 @@ class Target:
 
     def over(self, epoch: int, term: int, verdict: Verdict, retry_after: float | None) -> None:
         """A lease came back."""
+        until = self.ejection.until if self.ejection.out else None
         if verdict is Verdict.GOOD:
             self.limit.succeeded(epoch)
             self.ejection.answered(term)
@@ -136,6 +145,8 @@ class Target:
                 self.ejection.ended(term)
             elif self.ejection.failed(term):
                 self._refuse_the_hasty()
+        if (self.ejection.until if self.ejection.out else None) != until:
+            self._moved(self.stats())
         if self.queue:
             self._hand_out()
 
@@ -218,7 +229,8 @@ class Targets:
     """The targets of a pool, each made when its first URL is seen. Lives on one event loop.
 
     ``ceiling`` is the most that one target ever gets at once, ``now`` the loop's clock (``loop.time``),
-    ``threshold``, ``base`` and ``most`` are `Ejection`'s. Beyond ``keep`` targets those that nobody
+    ``threshold``, ``base`` and ``most`` are `Ejection`'s; ``moved`` hears of each target that is ejected
+    or back. Beyond ``keep`` targets those that nobody
     uses are forgotten, first those that have nothing to remember."""
 
     def __init__(
@@ -230,7 +242,9 @@ class Targets:
         base: float = 1.0,
         most: float = 30.0,
         keep: int = 1024,
+        moved: Callable[[TargetStats], None] = lambda _: None,
     ) -> None:
+        self._moved = moved
         self._limit = partial(Limit, ceiling, now)
         self._ejection = partial(Ejection, now, threshold=threshold, base=base, most=most)
         self._now = now
@@ -271,7 +285,7 @@ class Targets:
         if target is None:
             if len(self._by_origin) >= self._sweep_at:
                 self._sweep()
-            target = Target(origin, self._limit(), self._ejection(), self._now)
+            target = Target(origin, self._limit(), self._ejection(), self._now, self._moved)
             self._by_origin[origin] = target
         if len(self._by_url) >= MAX_URLS:
             self._by_url.clear()  # all at once: it costs O(1) a URL, and the next look-ups fill it again
