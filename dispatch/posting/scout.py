@@ -4,7 +4,12 @@
 So a tiny actor asks, and the caller awaits the actor with a deadline: while the GCS is away only the
 actor hangs. What that leaves on the caller's loop does not block (measured with Ray 2.60, the GCS
 stopped): a call to an actor, creating one of a class that was created before, and ``ray.kill``. The
-first look of a process exports the actor's class through the GCS, so it belongs into a start.
+first look of a process exports the actor's class through the GCS and blocks like that, so it belongs
+into a start.
+
+Ray itself bears no longer absence: after 60 seconds without a GCS (RAY_gcs_rpc_server_reconnect_timeout_s)
+it ends the driver's process and all raylets. A GCS that was restarted without lasting tables refuses this
+driver for good ("WrongClusterID"): its actors go on, and none can be made.
 """
 
 from __future__ import annotations
