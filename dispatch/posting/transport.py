@@ -343,7 +343,7 @@ async def _heeding(awaited: Awaitable[Any], opened: Any = None) -> Any:
 
 class _ReqwestBody(httpx.AsyncByteStream):
     def __init__(self, transport: ReqwestTransport, sent: Any, reader: Any) -> None:
-        self._transport = transport
+        self._owner = transport
         self._sent = sent
         self._reader = reader
 
@@ -351,8 +351,8 @@ class _ReqwestBody(httpx.AsyncByteStream):
         try:
             while (chunk := await _heeding(self._reader.read_chunk())) is not None:
                 yield bytes(chunk)
-        except self._transport.failure as exc:
-            raise self._transport.named(exc) from exc
+        except self._owner.failure as exc:
+            raise self._owner.named(exc) from exc
 
     async def aclose(self) -> None:
         await self._sent.__aexit__(None, None, None)
