@@ -10,7 +10,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from dispatch.posting.batching import MAX_CALLS
-from dispatch.posting.lane import Health, Lane, PosterLane, State
+from dispatch.posting.lane import Health, Lane, PosterLane, State, until
 from dispatch.posting.placement import affinity
 from dispatch.posting.stats import Ledger, PosterStats, Recovery
 from dispatch.posting.transport import Transport
@@ -29,7 +29,8 @@ class Recreation:
 
 
 class Keeper:
-    """See the module. ``settled`` is set once the first start has succeeded or failed."""
+    """See the module. ``settled`` is set once the first start has succeeded or failed, ``leaving`` when its
+    node is about to go and nothing new is to be sent there."""
 
     def __init__(
         self,
@@ -48,11 +49,12 @@ class Keeper:
     ) -> None:
         self.key = key
         self.lane: PosterLane | None = None
+        self.node = node
         self.settled = asyncio.Event()
-        self._node = node
+        self.leaving = False
         self._concurrency = concurrency
         self._options = options
-        self._transport = transport
+        self._transport: Transport = transport
         self._release = release
         self._changed = changed
         self._health = health
@@ -67,10 +69,16 @@ class Keeper:
         """Start keeping."""
         self._task = asyncio.create_task(self._keep(), name=self.key)
 
-    async def end(self) -> None:
-        """Stop keeping, and close the poster."""
+    async def drained(self, timeout: float) -> None:
+        """Until nothing is in flight with the poster, for at most ``timeout`` seconds."""
+        lane = self.lane
+        if lane is not None and lane.state is not State.DEAD:
+            await until(lambda: lane.occupied == 0, timeout)
+
+    async def end(self, why: CodedError) -> None:
+        """Stop keeping, and close the poster; what is in flight with it ends as ``why``."""
         if self.lane is not None:
-            self.lane.settle(CodedError("POOL.CLOSED", "the pool was closed with the request in flight"))
+            self.lane.settle(why)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -96,7 +104,7 @@ class Keeper:
             state,
             info.pid if info is not None else 0,
             info.create_time if info is not None else 0.0,
-            info.node if info is not None else self._node,
+            info.node if info is not None else self.node,
             self._generation,
             lane.share if lane is not None else 0,
             lane.occupied if lane is not None else 0,
@@ -135,7 +143,7 @@ class Keeper:
                     **self._options,
                     "max_restarts": 0,  # Ray's own restart would hide that its state was lost
                     "max_concurrency": 4 * MAX_CALLS,  # room for what a cancelled call leaves behind
-                    "scheduling_strategy": affinity(self._node),
+                    "scheduling_strategy": affinity(self.node),
                 },
                 self._concurrency,
                 self._transport,

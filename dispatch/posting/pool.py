@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -28,7 +28,7 @@ from dispatch.posting.attempts import Post, Shared
 from dispatch.posting.drop_in import Post as DropIn
 from dispatch.posting.drop_in import as_post
 from dispatch.posting.keeper import Keeper, Recreation
-from dispatch.posting.lane import Health, Lane, State
+from dispatch.posting.lane import Health, Lane
 from dispatch.posting.load import Hedging, LoadControl, RetryBudget, Targets, TargetStats
 from dispatch.posting.local import LocalLane
 from dispatch.posting.metrics import Metrics
@@ -43,6 +43,7 @@ from dispatch.posting.request import (
     check_url,
     encode,
 )
+from dispatch.posting.roster import Roster
 from dispatch.posting.stats import Ledger, PoolStats
 from dispatch.posting.tracing import Tracing
 from dispatch.posting.transport import Transport, check_transport
@@ -117,18 +118,17 @@ class PosterPool:
         self._recreation = recreation
         self._events = events or Quiet(Events())
         self._options = {"num_cpus": 0.001, **(poster_options or {})}
-        self._transport = check_transport(transport)
+        self._transport: Transport = check_transport(transport)
         self._ledger = Ledger()
         self._admission: Admission[Lane] = Admission(concurrency)
         self._closing = asyncio.Event()
-        self._remote = asyncio.Event()
         self._backoff = backoff
         self._load = load
         self._metrics = Metrics() if metrics else None
         self._tracing = tracing
         self._publishing: asyncio.Task[None] | None = None
         self._shared: Shared | None = None
-        self._keepers: list[Keeper] = []
+        self._roster: Roster | None = None
         self._local: LocalLane | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
@@ -155,32 +155,20 @@ class PosterPool:
         nodes = alive_nodes()
         check_counts(self._concurrency, self._posters_per_node, len(nodes))
         self._loop = asyncio.get_running_loop()
-        self._shared = self._make_shared(self._loop)
         self._local = LocalLane(self._admission.release, self._concurrency, self._transport)
-        for index, node in enumerate(node for node in nodes for _ in range(self._posters_per_node)):
-            self._keepers.append(
-                Keeper(
-                    f"poster/{index}",
-                    node,
-                    concurrency=self._concurrency,
-                    options=self._options,
-                    transport=self._transport,
-                    release=self._admission.release,
-                    changed=self._resplit,
-                    health=self._health,
-                    recreation=self._recreation,
-                    events=self._events,
-                    ledger=self._ledger,
-                )
-            )
+        self._roster = Roster(
+            self._posters_per_node,
+            self._keeper,
+            self._admission,
+            self._local if self._local_fallback else None,
+            self._events,
+        )
+        self._shared = self._make_shared(self._loop, self._roster)
         try:
-            for keeper in self._keepers:
-                keeper.begin()
-            await asyncio.gather(*(keeper.settled.wait() for keeper in self._keepers))
+            await self._roster.start(nodes)
         except BaseException:  # cancelled or failed: a start leaves nothing behind
             await self.close()
             raise
-        self._resplit()
         if self._metrics is not None:
             self._publishing = asyncio.create_task(self._publish(self._metrics))
 
@@ -280,6 +268,7 @@ class PosterPool:
         """The accounting, now."""
         ledger, admission = self._ledger, self._admission
         targets = self._shared.targets.stats() if self._shared is not None else ()
+        keepers = self._roster.keepers if self._roster is not None else ()
         return PoolStats(
             submitted=ledger.submitted,
             succeeded=ledger.succeeded,
@@ -297,7 +286,7 @@ class PosterPool:
             retried_by_code=dict(ledger.retried_by_code),
             recreated=ledger.recreated,
             recoveries=tuple(ledger.recoveries),
-            posters=tuple(keeper.stats() for keeper in self._keepers),
+            posters=tuple(keeper.stats() for keeper in keepers),
             targets=targets,
         )
 
@@ -313,7 +302,8 @@ class PosterPool:
             self._shared.targets.close(closed)
         if self._publishing is not None:
             self._publishing.cancel()
-        await asyncio.gather(*(keeper.end() for keeper in self._keepers))
+        if self._roster is not None:
+            await self._roster.end()
         if self._local is not None:
             await self._local.close()
         with contextlib.suppress(TimeoutError):
@@ -329,7 +319,7 @@ class PosterPool:
         """This pool behind slime's calling convention; see `drop_in.as_post`."""
         return as_post(self, deadline=deadline, idempotent=idempotent)
 
-    def _make_shared(self, loop: asyncio.AbstractEventLoop) -> Shared:
+    def _make_shared(self, loop: asyncio.AbstractEventLoop, roster: Roster) -> Shared:
         load = self._load
         return Shared(
             self._admission,
@@ -354,7 +344,7 @@ class PosterPool:
             ),
             Hedging(percentile=load.hedge_at, share=load.hedge_share) if load.hedge_at is not None else None,
             load.poison_after,
-            self._remote,
+            roster.remote,
         )
 
     def _target_moved(self, target: TargetStats) -> None:
@@ -410,31 +400,17 @@ class PosterPool:
             return Done(request, error=error)
         return Done(request, reply=reply)
 
-    def _resplit(self) -> None:
-        """Give the capacity to the posters that serve now, or to the local client when none does."""
-        if self._closing.is_set():
-            return
-        serving: list[Lane] = [
-            k.lane for k in self._keepers if k.lane is not None and k.lane.state is State.SERVING
-        ]
-        was_local = self._local is not None and self._local in self._admission.lanes
-        if serving:
-            self._remote.set()
-            if was_local:
-                self._events.emit("pool.remote", key="pool", detail="a poster is healthy again")
-        elif (
-            self._local_fallback
-            and self._local is not None
-            and all(k.settled.is_set() for k in self._keepers)
-        ):
-            serving = [self._local]
-            self._remote.clear()
-            if not was_local:
-                self._events.emit(
-                    "pool.local",
-                    level="warning",
-                    key="pool",
-                    code="POOL.NO_POSTER",
-                    detail="no poster is healthy: posting from the pool's own process until one is",
-                )
-        self._admission.serve(serving)
+    def _keeper(self, key: str, node: str, changed: Callable[[], None]) -> Keeper:
+        return Keeper(
+            key,
+            node,
+            concurrency=self._concurrency,
+            options=self._options,
+            transport=self._transport,
+            release=self._admission.release,
+            changed=changed,
+            health=self._health,
+            recreation=self._recreation,
+            events=self._events,
+            ledger=self._ledger,
+        )

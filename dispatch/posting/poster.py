@@ -12,6 +12,7 @@ ways, and a fast one never waits for a slow one.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
 from collections import OrderedDict, deque
@@ -133,7 +134,7 @@ class Poster:
 
     def __init__(self, connections: int, transport: Transport = "aiohttp") -> None:
         self._connections = connections
-        self._transport = transport
+        self._transport: Transport = transport
         self._active: dict[int, asyncio.Task[None]] = {}
         # Attempts that have ended, or were cancelled before they arrived (ray#52628): they must not start.
         self._over: OrderedDict[int, None] = OrderedDict()
@@ -248,7 +249,9 @@ class Poster:
             await asyncio.sleep(BEAT)
 
 
+@functools.cache
 def poster_class() -> Any:
-    """The Ray actor class of posters."""
+    """The Ray actor class of posters. Made once: the first actor of a class exports it through the GCS and
+    blocks its process for as long as that is away (Ray 2.60), which must not happen with a replacement."""
     remote: Any = ray.remote  # its overloads do not know concurrency_groups
     return remote(concurrency_groups={"control": 16})(Poster)

@@ -19,7 +19,8 @@ from dispatch.posting import PosterPool
 
 def actor_of(pool: PosterPool, index: int = 0) -> Any:
     """The Ray handle of a poster as it is now."""
-    lane = pool._keepers[index].lane
+    assert pool._roster is not None
+    lane = pool._roster.keepers[index].lane
     assert lane is not None
     return lane._actor
 
