@@ -27,9 +27,11 @@ async def retrying(
     on_failure: Hook | None = None,
     final: Callable[[Exception, Fault], bool] = lambda exc, fault: False,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    first: Exception | None = None,
 ) -> T:
     """Await ``attempt(n)`` (n from 1) until it succeeds or `decide` says to stop; its last exception
-    is raised as it is. ``remaining`` tells what is left of the deadline (seconds), ``on_failure``
+    is raised as it is. ``first`` is what the first attempt ended with, where its caller has made that
+    already. ``remaining`` tells what is left of the deadline (seconds), ``on_failure``
     hears of every failure and what was decided, ``final`` may take away the permission to retry,
     ``sleep`` waits (seconds)."""
     verdict: dict[str, Decision] = {}
@@ -53,11 +55,6 @@ async def retrying(
             on_failure(fault, decision, state.attempt_number, exc)
         return decision.action.sends_again
 
-    try:
-        return await attempt(1)  # most need no more than this, and no machinery for it
-    except Exception as exc:  # noqa: BLE001 - raised again below, where it is judged
-        first = exc
-
     async for one in tenacity.AsyncRetrying(
         retry=again,
         wait=lambda state: verdict["last"].delay,
@@ -66,7 +63,7 @@ async def retrying(
         reraise=True,
     ):
         with one:
-            if one.retry_state.attempt_number == 1:
+            if one.retry_state.attempt_number == 1 and first is not None:
                 raise first
             return await attempt(one.retry_state.attempt_number)
     raise AssertionError("tenacity ended without a result")

@@ -120,9 +120,15 @@ class Post:
         return self._attempts
 
     async def run(self, max_attempts: int) -> Reply:
+        self._shared.budget.deposit()
+        try:
+            return await self._judged(1)  # most need no more than this, and no machinery for it
+        except Exception as exc:  # noqa: BLE001 - raised again by what follows, where it is judged
+            first = exc
         try:
             return await retrying(
                 self._attempt,
+                first=first,
                 idempotent=self._idempotent,
                 max_attempts=max_attempts,
                 remaining=self._remaining,
@@ -145,9 +151,7 @@ class Post:
         return self._ends - self._loop.time()
 
     async def _attempt(self, number: int) -> Reply:
-        if number == 1:
-            self._shared.budget.deposit()
-        elif self._paced:
+        if self._paced:
             await self._in_time(self._pace(), "for the retry budget")
         if self._strikes is None:
             return await self._judged(number)
@@ -162,8 +166,9 @@ class Post:
         if lease is None:
             wait = targets.acquire(self._url, self._caller, fail_fast=not self._retry_upstream)
             lease = await self._in_time(wait, "for its server")
+        hedged = self._idempotent and self._shared.hedging is not None
         try:
-            return await _judging(lease, self._hedged(number))
+            return await _judging(lease, self._hedged(number) if hedged else self._sent(number))
         except CodedError as error:
             poison = await self._suspected(error)
             if poison is not None:
@@ -172,8 +177,7 @@ class Post:
 
     async def _hedged(self, number: int) -> Reply:
         hedging = self._shared.hedging
-        if hedging is None or not self._idempotent:
-            return await self._sent(number)
+        assert hedging is not None
         origin = origin_of(self._url)
         began = self._loop.time()
         if number == 1:

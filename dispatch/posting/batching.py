@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Protocol
 
@@ -26,12 +27,17 @@ from protocol import CodedError
 
 GRACE: Final = 0.5
 """Seconds that a caller waits beyond a request's deadline for the poster's own verdict."""
+COARSE: Final = 0.25
+"""Seconds by which the end of that grace may be late."""
 CONFIRM: Final = 10.0
 """Seconds within which a poster that was told to drop a request must confirm it."""
 CALL_TIMEOUT: Final = PATIENCE + 5.0
 """Seconds after which a call that was not answered counts as lost: a poster answers within `PATIENCE`."""
-MAX_CALLS: Final = 4
+MAX_CALLS: Final = 12
 """Most calls under way at once; what becomes ready meanwhile goes with the next."""
+PARTS: Final = 8
+"""A call carries at most this part of what is in flight. Each call under way can bring back outcomes, and
+with several of them outcomes trickle back instead of coming, and being sent again, as one wave."""
 MAX_BYTES: Final = 8 * 1024 * 1024
 """About how many bytes of requests go in one call."""
 FEW: Final = 16
@@ -62,7 +68,7 @@ class Unsent(Exception):
 class _Flight:
     """One request on its way. ``call`` is the call it went with last; None while it waits for one."""
 
-    __slots__ = ("call", "ends", "future", "item", "sent", "timer")
+    __slots__ = ("call", "due", "ends", "future", "item", "sent")
 
     def __init__(self, item: Item, ends: float, loop: asyncio.AbstractEventLoop) -> None:
         self.item = item
@@ -70,7 +76,7 @@ class _Flight:
         self.future: asyncio.Future[Outcome | None] = loop.create_future()  # None: never sent
         self.call: _Call | None = None
         self.sent = False
-        self.timer: asyncio.TimerHandle | None = None
+        self.due: set[int] = set()  # the attempts that are looked at together; see `Batcher._look_later`
 
 
 class _Call:
@@ -119,6 +125,8 @@ class Batcher:
         self._paused = False
         self._end: CodedError | None = None
         self._over = False
+        self._due: dict[int, set[int]] = {}  # by when to look, in units of `COARSE`
+        self._timers: dict[int, asyncio.TimerHandle] = {}
         self._flushing: asyncio.Handle | None = None
         self._soon = False
 
@@ -129,7 +137,7 @@ class Batcher:
             self._release()
             raise Unsent
         flight = _Flight(item, self._loop.time() + budget, self._loop)
-        flight.timer = self._loop.call_at(flight.ends + GRACE, self._overdue, flight)
+        self._look_later(flight)
         self._flights[item.attempt] = flight
         self._outbox.append(flight)
         self._flush_soon(len(self._flights) <= FEW)
@@ -139,7 +147,7 @@ class Batcher:
             self._abandon(flight)
             raise
         finally:
-            flight.timer.cancel()
+            flight.due.discard(item.attempt)
         if outcome is None:
             raise Unsent
         if isinstance(outcome, CodedError):
@@ -173,6 +181,8 @@ class Batcher:
                 call.task.cancel()
         for task in self._confirming:
             task.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
         if self._flushing is not None:
             self._flushing.cancel()
         held, self._held = self._held, set()
@@ -205,12 +215,13 @@ class Batcher:
 
     def _batch(self) -> list[_Flight]:
         size = 0
+        most = max(FEW, len(self._flights) // PARTS)
         batch: list[_Flight] = []
         for taken, flight in enumerate(self._outbox, 1):
             if not flight.future.done():
                 batch.append(flight)
                 size += len(flight.item.body)
-                if size >= MAX_BYTES:
+                if size >= MAX_BYTES or len(batch) == most:
                     del self._outbox[:taken]
                     return batch
         self._outbox.clear()
@@ -288,6 +299,24 @@ class Batcher:
         self._outbox[:0] = [f for f in call.flights if f.call is call and f.item.attempt in self._flights]
         for flight in call.flights:
             flight.call = None
+
+    def _look_later(self, flight: _Flight) -> None:
+        """Look at it when its deadline and the grace have passed. Those whose time is nearly the same share
+        a timer: one each would cost more than all else here."""
+        slot = math.ceil((flight.ends + GRACE) / COARSE)
+        due = self._due.get(slot)
+        if due is None:
+            due = self._due[slot] = set()
+            self._timers[slot] = self._loop.call_at(slot * COARSE, self._look, slot)
+        due.add(flight.item.attempt)
+        flight.due = due
+
+    def _look(self, slot: int) -> None:
+        del self._timers[slot]
+        for attempt in self._due.pop(slot):
+            flight = self._flights.get(attempt)
+            if flight is not None:
+                self._overdue(flight)
 
     def _overdue(self, flight: _Flight) -> None:
         self._suspect()  # the poster should have ended it by itself

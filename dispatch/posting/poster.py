@@ -41,7 +41,7 @@ CROWD: Final = 16
 this many has ended: at 16 and fewer each goes out at once."""
 PATIENCE: Final = 10.0
 """Seconds after which a call that waits is answered though there is nothing to say."""
-WAITING: Final = 2
+WAITING: Final = 12
 """Most calls that wait for outcomes; older ones are answered."""
 
 

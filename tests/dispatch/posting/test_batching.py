@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from dispatch.posting import batching
-from dispatch.posting.batching import FAILURES, FEW, MAX_CALLS, Batcher, Unsent
+from dispatch.posting.batching import FAILURES, FEW, MAX_CALLS, PARTS, Batcher, Unsent
 from dispatch.posting.request import Answer, Item
 from dispatch.posting.wire import Message, Outcome, pack_reply, unpack
 from protocol import CodedError
@@ -153,6 +153,14 @@ async def test_no_more_calls_than_the_bound_and_the_rest_goes_with_the_next(benc
     assert bench.wire.attempts()[-1] == [MAX_CALLS, MAX_CALLS + 1, MAX_CALLS + 2]
 
 
+async def test_a_wave_goes_in_parts_each_of_which_can_bring_outcomes_back(bench: Bench) -> None:
+    for n in range(400):
+        bench.run(n)
+    await until(lambda: sum(map(len, bench.wire.attempts())) == 400)
+    assert max(map(len, bench.wire.attempts())) <= 400 // PARTS
+    assert [n for part in bench.wire.attempts() for n in part] == list(range(400))
+
+
 async def test_a_late_or_second_outcome_changes_nothing(bench: Bench) -> None:
     task = bench.run(1)
     await turns()
@@ -213,13 +221,11 @@ async def test_calls_that_fail_again_and_again_fail_their_requests(bench: Bench)
 
 
 async def test_a_death_ends_what_was_sent_and_hands_back_what_was_not(bench: Bench) -> None:
-    sent = [bench.run(n) for n in range(MAX_CALLS)]
-    for _ in sent:
+    sent = []
+    for n in range(MAX_CALLS):
+        sent.append(bench.run(n))
         await turns()
-    assert len(bench.wire.calls) >= 1
-    while len(bench.wire.calls) < MAX_CALLS:
-        sent.append(bench.run(100 + len(sent)))
-        await turns()
+    assert len(bench.wire.calls) == MAX_CALLS
     waiting = bench.run(50)
     await turns()
     bench.wire.calls[0].set_exception(ActorDiedError())
@@ -328,6 +334,7 @@ async def test_without_a_verdict_it_ends_after_the_grace_and_the_poster_is_suspe
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching, "GRACE", 0.02)
+    monkeypatch.setattr(batching, "COARSE", 0.01)
     task = bench.run(1, budget=0.02)
     with pytest.raises(CodedError, match=r"TIMEOUT\.DEADLINE"):
         await task
