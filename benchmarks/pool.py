@@ -22,7 +22,7 @@ from benchmarks.plain_pool import PlainPool
 from benchmarks.server import serving
 from dispatch.posting import PosterPool
 from dispatch.posting.request import Item, encode
-from dispatch.posting.transport import exchange, make_client
+from dispatch.posting.transports.transport import exchange, make_client
 
 SERVICE_TIME: Final = 0.1
 POSTERS: Final = 2
@@ -129,7 +129,11 @@ async def main() -> int:
     broken: list[str] = []
     with serving(SERVICE_TIME) as url:
         for in_flight in IN_FLIGHT:
-            runs: dict[Callable[[str, int], Awaitable[Sample]], list[Sample]] = {plain: [], ours: [], bare: []}
+            runs: dict[Callable[[str, int], Awaitable[Sample]], list[Sample]] = {
+                plain: [],
+                ours: [],
+                bare: [],
+            }
             for _ in range(ROUNDS):
                 for system, samples in runs.items():
                     samples.append(await system(url, in_flight))

@@ -1,6 +1,6 @@
 """``python -m benchmarks.transports``: what one POST costs over each HTTP transport, by connections.
 
-The whole of `dispatch.posting.transport.exchange` is measured, in one process, against a bare server; the
+The whole of `transport.exchange` is measured, in one process, against a bare server; the
 CPU time is the client process's, all of its threads. Interleaved rounds, medians; only ratios carry over to
 another machine. A cell that does not finish within its bound is not tried again, and shows what it would have
 needed at least: "> x" is the CPU time spent until then, divided by all the POSTs that it should have made.
@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.server import serving
-from dispatch.posting.aiohttp_transport import KEEPALIVE, AiohttpTransport, trusted
 from dispatch.posting.request import Item, encode
-from dispatch.posting.transport import Client, Transport, exchange, make_client
+from dispatch.posting.transports.aiohttp_transport import KEEPALIVE, AiohttpTransport, trusted
+from dispatch.posting.transports.transport import Client, Transport, exchange, make_client
 
 CONNECTIONS: Final = (1, 64, 512, 4096)
 ROUNDS: Final = 3

@@ -5,8 +5,8 @@
 `lane` (one poster actor, or the local client) → `transport` (one HTTP exchange, judged).
 """
 
-from dispatch.posting.lane import Health
 from dispatch.posting.pool import Done, PosterPool
+from dispatch.posting.posters.lane import Health
 from dispatch.posting.request import Reply, Request
 
 __all__ = ["Done", "Health", "PosterPool", "Reply", "Request"]

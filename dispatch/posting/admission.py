@@ -15,7 +15,7 @@ from collections.abc import Collection, Hashable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from dispatch.posting.load import FairQueue
-from dispatch.posting.placement import split
+from dispatch.posting.posters.placement import split
 from protocol import CodedError
 
 LOOK: Final = 8

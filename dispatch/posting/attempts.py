@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from dispatch.posting.admission import Admission
-from dispatch.posting.batching import Unsent
-from dispatch.posting.lane import Lane
-from dispatch.posting.listening import Listening
 from dispatch.posting.load import Hedging, Lease, RetryBudget, Strikes, Targets, Verdict, verdict_of
+from dispatch.posting.load.listening import Listening
 from dispatch.posting.load.targets import origin_of
+from dispatch.posting.observe.stats import Ledger
+from dispatch.posting.posters.batching import Unsent
+from dispatch.posting.posters.lane import Lane
 from dispatch.posting.request import Item, Reply
-from dispatch.posting.stats import Ledger
 from faults import Action, Backoff, Blame, Decision, Fault, Outcome, classify, retrying
 from protocol import CodedError, Events, catalogue
 

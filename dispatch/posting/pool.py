@@ -9,7 +9,7 @@ One POST, from call to reply::
               → transport.exchange()                one HTTP exchange, judged
       → ledger: succeeded | failed | cancelled
 
-Beside it one keeper a poster (`dispatch.posting.keeper`) starts, watches, retires and replaces it.
+Beside it one keeper a poster (`dispatch.posting.posters.keeper`) starts, watches, retires and replaces it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from dispatch.posting.admission import Admission
 from dispatch.posting.attempts import Post, Shared
 from dispatch.posting.drop_in import Post as DropIn
 from dispatch.posting.drop_in import as_post
-from dispatch.posting.keeper import Keeper, Recreation
-from dispatch.posting.lane import Health, Lane
 from dispatch.posting.load import Hedging, LoadControl, RetryBudget, Targets, TargetStats
-from dispatch.posting.local import LocalLane
-from dispatch.posting.metrics import Metrics
-from dispatch.posting.placement import alive_nodes, check_counts
-from dispatch.posting.quiet import Quiet
+from dispatch.posting.observe.metrics import Metrics
+from dispatch.posting.observe.quiet import Quiet
+from dispatch.posting.observe.stats import Ledger, PoolStats
+from dispatch.posting.observe.tracing import Tracing
+from dispatch.posting.posters.keeper import Keeper, Recreation
+from dispatch.posting.posters.lane import Health, Lane
+from dispatch.posting.posters.local import LocalLane
+from dispatch.posting.posters.placement import alive_nodes, check_counts
+from dispatch.posting.posters.roster import Roster
 from dispatch.posting.request import (
     Reply,
     Request,
@@ -43,10 +46,7 @@ from dispatch.posting.request import (
     check_url,
     encode,
 )
-from dispatch.posting.roster import Roster
-from dispatch.posting.stats import Ledger, PoolStats
-from dispatch.posting.tracing import Tracing
-from dispatch.posting.transport import Transport, check_transport
+from dispatch.posting.transports.transport import Transport, check_transport
 from dispatch.streams import in_completion_order
 from faults import Backoff
 from protocol import CodedError, Events

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from chaos import Injury
-from dispatch.posting.stats import PoolStats
+from dispatch.posting.observe.stats import PoolStats
 from dispatch.rollout import RolloutStats
 from protocol import catalogue
 

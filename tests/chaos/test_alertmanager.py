@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chaos import strike
-from dispatch.posting.keeper import Recreation
+from dispatch.posting.posters.keeper import Recreation
 from faults import Backoff
 from faults.alerts import AlertWatcher, build_sinks, parse_rules
 from tests.faults.alerts.alertmanager import RealAlertmanager

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dispatch.posting import Health, PosterPool
-from dispatch.posting.keeper import Recreation
+from dispatch.posting.posters.keeper import Recreation
 from protocol import Events
 from tests.support.events import EventFile
 from tests.support.wait import until_sync

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from dispatch.posting import PosterPool, Request
-from dispatch.posting.keeper import Recreation
-from dispatch.posting.lane import Health, same_process
 from dispatch.posting.pool import AHEAD
+from dispatch.posting.posters.keeper import Recreation
+from dispatch.posting.posters.lane import Health, same_process
 from faults import Backoff
 from protocol import CodedError
 from tests.support.events import EventFile

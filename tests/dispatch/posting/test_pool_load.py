@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from dispatch.posting import PosterPool, Request
-from dispatch.posting.aiohttp_transport import AiohttpTransport
 from dispatch.posting.load import LoadControl
+from dispatch.posting.transports.aiohttp_transport import AiohttpTransport
 from faults import Backoff
 from protocol import CodedError
 from tests.support.events import EventFile

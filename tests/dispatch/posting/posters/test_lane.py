@@ -2,7 +2,7 @@
 
 import asyncio
 
-from dispatch.posting.lane import Health, PosterLane
+from dispatch.posting.posters.lane import Health, PosterLane
 from protocol import CodedError
 
 

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
-from dispatch.posting.tracing import Tracing, bare
+from dispatch.posting.observe.tracing import Tracing, bare
 from protocol import CodedError
 from tests.support.witness import ROOT
 
@@ -128,7 +128,7 @@ def test_the_api_is_loaded_only_when_it_is_used_and_missed_in_plain_words() -> N
     script = """
 import sys
 sys.modules["opentelemetry"] = None  # as if it were not installed
-from dispatch.posting.tracing import Tracing
+from dispatch.posting.observe.tracing import Tracing
 Tracing().begin("http://h/")
 try:
     Tracing.of_this_process()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.posting.quiet import MAX_KINDS, REPEATED, Quiet
+from dispatch.posting.observe.quiet import MAX_KINDS, REPEATED, Quiet
 from protocol import CodedError, Events
 from protocol.events import KEYS
 from tests.support.events import EventFile

@@ -21,8 +21,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 import httpx
 import msgspec
 
-from dispatch.posting.aiohttp_transport import KEEPALIVE, AiohttpTransport, trusted
 from dispatch.posting.request import Answer, Item
+from dispatch.posting.transports.aiohttp_transport import KEEPALIVE, AiohttpTransport, trusted
 from faults import classify, classify_status
 from protocol import CodedError, defuse
 from protocol.carriers.http_reply import HEADER, error_from_reply

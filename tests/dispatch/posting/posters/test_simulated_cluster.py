@@ -13,7 +13,7 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from dispatch.posting.placement import split
+from dispatch.posting.posters.placement import split
 from tests.support.witness import ROOT, Witness
 
 Size = tuple[int, int, int, int]
@@ -27,7 +27,7 @@ LARGE_NEEDS: Final = 8 << 30
 def drive(witness: Witness, size: Size, delay: float, timeout: float) -> dict[str, Any]:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.dispatch.posting.cluster_drive", "split"),
+            *(sys.executable, "-m", "tests.dispatch.posting.posters.cluster_drive", "split"),
             *(str(number) for number in size),
             witness.url("ok", f"delay={delay}"),
         ],

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dispatch.posting.request import Answer, Item
-from dispatch.posting.transport import Transport, exchange, make_client
+from dispatch.posting.transports.transport import Transport, exchange, make_client
 from protocol import CodedError
 
 

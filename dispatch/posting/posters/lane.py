@@ -16,12 +16,12 @@ import psutil
 import ray
 from ray.exceptions import RayError
 
-from dispatch.posting.batching import Batcher
-from dispatch.posting.local import LocalLane
-from dispatch.posting.poster import PosterInfo, Pulse, poster_class
+from dispatch.posting.posters.batching import Batcher
+from dispatch.posting.posters.local import LocalLane
+from dispatch.posting.posters.poster import PosterInfo, Pulse, poster_class
+from dispatch.posting.posters.wire import LARGE
 from dispatch.posting.request import Answer, Item
-from dispatch.posting.transport import Transport
-from dispatch.posting.wire import LARGE
+from dispatch.posting.transports.transport import Transport
 from dispatch.processes import is_alive, same_process
 from faults import classify
 from protocol import CodedError

@@ -9,11 +9,11 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from dispatch.posting.batching import MAX_CALLS
-from dispatch.posting.lane import Health, Lane, PosterLane, State, until
-from dispatch.posting.placement import affinity
-from dispatch.posting.stats import Ledger, PosterStats, Recovery
-from dispatch.posting.transport import Transport
+from dispatch.posting.observe.stats import Ledger, PosterStats, Recovery
+from dispatch.posting.posters.batching import MAX_CALLS
+from dispatch.posting.posters.lane import Health, Lane, PosterLane, State, until
+from dispatch.posting.posters.placement import affinity
+from dispatch.posting.transports.transport import Transport
 from faults import Backoff, classify
 from protocol import CodedError, Events
 

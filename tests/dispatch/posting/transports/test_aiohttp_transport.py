@@ -18,10 +18,10 @@ import pytest
 from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.http import HttpProcessingError
 
-from dispatch.posting import transport
-from dispatch.posting.aiohttp_transport import AiohttpTransport, mapped
 from dispatch.posting.request import Item
-from dispatch.posting.transport import Client, check_transport, exchange, make_client
+from dispatch.posting.transports import transport
+from dispatch.posting.transports.aiohttp_transport import AiohttpTransport, mapped
+from dispatch.posting.transports.transport import Client, check_transport, exchange, make_client
 from faults import classify
 from faults.fault import Outcome
 from protocol import CodedError
@@ -215,7 +215,7 @@ async def test_a_reply_that_is_not_read_to_its_end_closes_its_connection(
 async def test_an_idle_connection_is_closed_after_keepalive(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatch.posting.aiohttp_transport.KEEPALIVE", 0.2)
+    monkeypatch.setattr("dispatch.posting.transports.aiohttp_transport.KEEPALIVE", 0.2)
     await exchange(client, item(server.url), 20.0)
     await asyncio.sleep(0.3)
     await exchange(client, item(server.url), 20.0)
@@ -371,7 +371,7 @@ async def test_an_idle_connection_that_was_forgotten_is_counted(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await exchange(client, item(server.url), 20.0)
-    monkeypatch.setattr("dispatch.posting.aiohttp_transport.FORGOTTEN", -1.0)
+    monkeypatch.setattr("dispatch.posting.transports.aiohttp_transport.FORGOTTEN", -1.0)
     assert client.leaked == 1
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from dispatch.posting.admission import Admission
-from dispatch.posting.keeper import Keeper
-from dispatch.posting.lane import Lane, State
-from dispatch.posting.local import LocalLane
-from dispatch.posting.scout import Change, Node, Scout
+from dispatch.posting.posters.keeper import Keeper
+from dispatch.posting.posters.lane import Lane, State
+from dispatch.posting.posters.local import LocalLane
+from dispatch.posting.posters.scout import Change, Node, Scout
 from protocol import CodedError, Events
 
 LOOK_EVERY: Final = 2.0

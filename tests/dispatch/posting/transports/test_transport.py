@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from dispatch.posting import transport
 from dispatch.posting.request import Answer, Item
-from dispatch.posting.transport import Client
+from dispatch.posting.transports import transport
+from dispatch.posting.transports.transport import Client
 from faults import classify, decide
 from protocol import CodedError, code_of, mint, scan
 from protocol.carriers.http_reply import HEADER

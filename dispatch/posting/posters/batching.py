@@ -19,9 +19,9 @@ from typing import Any, Final, Protocol
 
 from ray.exceptions import RayError
 
-from dispatch.posting.poster import PATIENCE
+from dispatch.posting.posters.poster import PATIENCE
+from dispatch.posting.posters.wire import Message, Outcome, pack, unpack_reply
 from dispatch.posting.request import Answer, Item
-from dispatch.posting.wire import Message, Outcome, pack, unpack_reply
 from faults import classify
 from protocol import CodedError
 

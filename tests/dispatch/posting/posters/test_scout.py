@@ -17,8 +17,8 @@ import pytest
 import ray
 from ray._private.state import GlobalState
 
-from dispatch.posting import scout as module
-from dispatch.posting.scout import MISSES, Change, Node, Nodes, Scout, View, draining_nodes
+from dispatch.posting.posters import scout as module
+from dispatch.posting.posters.scout import MISSES, Change, Node, Nodes, Scout, View, draining_nodes
 from dispatch.processes import is_alive
 from tests.support.wait import until
 from tests.support.witness import ROOT
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(150)
 
 def drive(scenario: str, **environment: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.dispatch.posting.cluster_drive", scenario],
+        [sys.executable, "-m", "tests.dispatch.posting.posters.cluster_drive", scenario],
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,

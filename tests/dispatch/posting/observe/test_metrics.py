@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.posting.metrics import (
+from dispatch.posting.observe.metrics import (
     BOUNDS,
     MAX_CODES,
     STATES,
@@ -22,7 +22,7 @@ from dispatch.posting.metrics import (
     as_markdown,
     in_ray,
 )
-from dispatch.posting.stats import PoolStats, PosterStats, Recovery
+from dispatch.posting.observe.stats import PoolStats, PosterStats, Recovery
 from tests.support.witness import ROOT
 
 CODES = ("UPSTREAM.ABORTED", "TRANSPORT.RESET", "TIMEOUT.DEADLINE")

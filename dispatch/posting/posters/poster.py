@@ -23,9 +23,9 @@ import msgspec
 import psutil
 import ray
 
+from dispatch.posting.posters.wire import Outcome, pack_reply, unpack
 from dispatch.posting.request import Item
-from dispatch.posting.transport import Client, Transport, exchange, make_client
-from dispatch.posting.wire import Outcome, pack_reply, unpack
+from dispatch.posting.transports.transport import Client, Transport, exchange, make_client
 from faults import name_of
 from protocol import CodedError, coded
 

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from ray.util.metrics import Counter, Gauge
 
-from dispatch.posting.stats import PoolStats
+from dispatch.posting.observe.stats import PoolStats
 
 BOUNDS: Final = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0),

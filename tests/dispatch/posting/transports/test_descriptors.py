@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from dispatch.posting.descriptors import MARGIN
+from dispatch.posting.transports.descriptors import MARGIN
 from tests.support.witness import ROOT
 
 SCRIPT = """
 import json, os, resource, sys
 soft, hard, connections, held = map(int, sys.argv[1:])
 files = [os.open(os.devnull, os.O_RDONLY) for _ in range(held)]
-import dispatch.posting.descriptors as descriptors
+import dispatch.posting.transports.descriptors as descriptors
 from protocol import CodedError
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 before = descriptors._open_now()

@@ -27,7 +27,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dispatch.posting.lane import CONFIRM, POLITE, until
+from dispatch.posting.posters.lane import CONFIRM, POLITE, until
 from dispatch.processes import is_alive, same_process
 
 PATIENCE: Final = 30.0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.posting.placement import check_counts, split
+from dispatch.posting.posters.placement import check_counts, split
 from protocol import CodedError
 
 counts = st.integers(0, 1 << 20)

@@ -1,4 +1,4 @@
-"""A driver of its own on a cluster of its own: ``python -m tests.dispatch.posting.cluster_drive SCENARIO``.
+"""A driver of its own on a cluster of its own; the scenario is the argument.
 
 It prints what it has seen as one JSON object. A process apart, since that of the tests has a Ray already."""
 
@@ -20,8 +20,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from dispatch.posting import Health, PosterPool, Request
-from dispatch.posting.placement import affinity
-from dispatch.posting.scout import Change, Nodes, Scout
+from dispatch.posting.posters.placement import affinity
+from dispatch.posting.posters.scout import Change, Nodes, Scout
 from dispatch.processes import is_alive
 from protocol import CodedError
 from tests.support.wait import until

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from dispatch.posting import batching
-from dispatch.posting.batching import FAILURES, FEW, MAX_CALLS, PARTS, Batcher, Unsent
+from dispatch.posting.posters import batching
+from dispatch.posting.posters.batching import FAILURES, FEW, MAX_CALLS, PARTS, Batcher, Unsent
+from dispatch.posting.posters.wire import Message, Outcome, pack_reply, unpack
 from dispatch.posting.request import Answer, Item
-from dispatch.posting.wire import Message, Outcome, pack_reply, unpack
 from protocol import CodedError
 from tests.support.wait import until
 
