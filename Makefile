@@ -25,6 +25,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("failsoft needs Python 3.11 or later, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@# Apart: Ray gives every async actor a uvloop as soon as it can import one, and tests mean to choose.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade --target $(VENV)/uvloop uvloop
 	@touch $@
 
 rollout: $(STAMP)
