@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,7 +18,13 @@ async def in_completion_order(
     result when it is there. The source is drawn as places come free, so it may be endless, and beside
     the results, so it may itself wait for one of them. Leaving the loop cancels what is under way and
     closes the source (with `contextlib.aclosing`, at once)."""
-    items = _items(source)
+    # A source that never waits is drawn from directly: a task for each item would cost more than all else.
+    plain: Iterator[T] | None = None
+    items: AsyncGenerator[T, None] | None = None
+    if isinstance(source, AsyncIterable):
+        items = _items(source)
+    else:
+        plain = iter(source)
     running: set[asyncio.Task[R]] = set()
     ready: deque[asyncio.Task[R]] = deque()
     drawing: asyncio.Task[tuple[T] | None] | None = None
@@ -35,12 +41,16 @@ async def in_completion_order(
     try:
         while True:
             while not exhausted and len(running) < ahead:
-                if drawing is None:
-                    drawing = asyncio.create_task(_draw(items))
-                    drawing.add_done_callback(lambda _: news.set())
-                if not drawing.done():
-                    break
-                drawn, drawing = drawing.result(), None
+                if plain is not None:
+                    drawn = _next(plain)
+                else:
+                    assert items is not None
+                    if drawing is None:
+                        drawing = asyncio.create_task(_draw(items))
+                        drawing.add_done_callback(lambda _: news.set())
+                    if not drawing.done():
+                        break
+                    drawn, drawing = drawing.result(), None
                 if drawn is None:
                     exhausted = True
                     break
@@ -62,24 +72,27 @@ async def in_completion_order(
             one.cancel()
         if left:
             await asyncio.wait(left)
-        await items.aclose()
+        if items is not None:
+            await items.aclose()
 
 
-async def _items(source: Iterable[T] | AsyncIterable[T]) -> AsyncGenerator[T, None]:
-    if isinstance(source, AsyncIterable):
-        try:
-            async for item in source:
-                yield item
-        finally:
-            if isinstance(source, AsyncGenerator):
-                await source.aclose()
-    else:
-        for item in source:
+async def _items(source: AsyncIterable[T]) -> AsyncGenerator[T, None]:
+    try:
+        async for item in source:
             yield item
+    finally:
+        if isinstance(source, AsyncGenerator):
+            await source.aclose()
+
+
+def _next(items: Iterator[T]) -> tuple[T] | None:
+    # In a tuple, so that an item that is None is not taken for the end.
+    for item in items:
+        return (item,)
+    return None
 
 
 async def _draw(items: AsyncGenerator[T, None]) -> tuple[T] | None:
-    # In a tuple, so that an item that is None is not taken for the end.
     try:
         return (await anext(items),)
     except StopAsyncIteration:
