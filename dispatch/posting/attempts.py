@@ -96,6 +96,7 @@ class Post:
         idempotent: bool,
         retry_upstream: bool,
         caller: Hashable,
+        strikes: Strikes | None,
     ) -> None:
         self._shared = shared
         self._id = id
@@ -111,7 +112,7 @@ class Post:
         self._avoid: set[str] = set()
         self._last = ""
         self._paced = False
-        self._strikes: Strikes | None = None
+        self._strikes = strikes
         self._harmless = False
 
     @property
@@ -122,7 +123,7 @@ class Post:
     async def run(self, max_attempts: int) -> Reply:
         self._shared.budget.deposit()
         try:
-            return await self._judged(1)  # most need no more than this, and no machinery for it
+            return await self._attempt(1)  # most need no more than this, and no machinery for it
         except Exception as exc:  # noqa: BLE001 - raised again by what follows, where it is judged
             first = exc
         try:
@@ -153,7 +154,7 @@ class Post:
     async def _attempt(self, number: int) -> Reply:
         if self._paced:
             await self._in_time(self._pace(), "for the retry budget")
-        if self._strikes is None:
+        if self._strikes is None or not self._strikes.deaths:
             return await self._judged(number)
         async with contextlib.AsyncExitStack() as turn:
             await self._in_time(turn.enter_async_context(self._strikes.turn()), "for its turn as a suspect")
@@ -239,10 +240,11 @@ class Post:
             if left <= 0:
                 shared.admission.release(lane)
                 raise self._late("for a place in the pool")
-            if lane.via == "local" and self._strikes is not None and not self._harmless:
+            strikes = self._strikes
+            if lane.via == "local" and strikes is not None and strikes.deaths and not self._harmless:
                 shared.admission.release(lane)
                 lane = None
-                await self._in_time(self._a_poster(self._strikes), "for a poster: it was there when one died")
+                await self._in_time(self._a_poster(strikes), "for a poster: it was there when one died")
                 continue
             self._attempts = number
             self._last = lane.name

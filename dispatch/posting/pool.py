@@ -27,7 +27,7 @@ from dispatch.posting.admission import Admission
 from dispatch.posting.attempts import Post, Shared
 from dispatch.posting.drop_in import Post as DropIn
 from dispatch.posting.drop_in import as_post
-from dispatch.posting.load import Hedging, LoadControl, RetryBudget, Targets, TargetStats
+from dispatch.posting.load import Hedging, LoadControl, RetryBudget, Strikes, Targets, TargetStats
 from dispatch.posting.observe.metrics import Metrics
 from dispatch.posting.observe.quiet import Quiet
 from dispatch.posting.observe.stats import Ledger, PoolStats
@@ -46,7 +46,7 @@ from dispatch.posting.request import (
     check_url,
     encode,
 )
-from dispatch.posting.transports.transport import Transport, check_transport
+from dispatch.posting.transports.client import Transport, check_transport
 from dispatch.streams import in_completion_order
 from faults import Backoff
 from protocol import CodedError, Events
@@ -184,6 +184,7 @@ class PosterPool:
         max_attempts: int | None = None,
         retry_upstream: bool = True,
         caller: Hashable = None,
+        strikes: Strikes | None = None,
     ) -> Reply:
         """POST ``payload`` as JSON to ``url``.
 
@@ -192,6 +193,8 @@ class PosterPool:
         every attempt. ``retry_upstream=False`` leaves failures of the server to the caller, who may
         know another server; the pool then retries only what its posters did. ``caller`` says for whom
         it is: where POSTs have to wait, callers take turns, however many each of them has waiting.
+        ``strikes`` (from `strikes`) remembers the deaths that it was there at, for a caller that sends it
+        to one server after the other.
 
         Raises CodedError: what failed last, REQUEST.OUTCOME_UNKNOWN where a request that is not
         idempotent may have run, REQUEST.INVALID for what cannot be sent, POOL.* for the pool itself."""
@@ -211,6 +214,7 @@ class PosterPool:
             idempotent=idempotent,
             retry_upstream=retry_upstream,
             caller=caller,
+            strikes=strikes,
         )
         span = self._tracing.begin(url) if self._tracing is not None else None
         status: int | None = None
@@ -314,6 +318,10 @@ class PosterPool:
             self._metrics.publish(self.stats())
             self._metrics.close()
         self._events.emit("pool.closed", key="pool", **msgspec.to_builtins(self.stats()))
+
+    def strikes(self) -> Strikes:
+        """The memory of one request that is POSTed several times; see `post`."""
+        return Strikes(self._usable().alone, self._load.poison_after)
 
     def as_post(self, *, deadline: float | None = None, idempotent: bool = True) -> DropIn:
         """This pool behind slime's calling convention; see `drop_in.as_post`."""

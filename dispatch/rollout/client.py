@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from dispatch.engines.dialect import PATHS, Api, Generated, Sampling, read, request
+from dispatch.posting.load import Ejected
 from dispatch.posting.pool import PosterPool
 from dispatch.rollout.prompts import Prompt
 from dispatch.rollout.routing import Router
@@ -26,6 +27,8 @@ from dispatch.streams import in_completion_order
 from faults import Action, Backoff, Blame, Decision, Fault, classify, retrying
 from protocol import CodedError, Events
 
+TRIAL: Final = 0.1
+"""Seconds that an engine is left to the one request that tries whether it is back."""
 AHEAD: Final = 2
 """How many times the pool's concurrency is kept submitted, so that no place waits for the client."""
 
@@ -247,6 +250,7 @@ class _Asking:
         self.attempts = 0
         self._began = time.monotonic()
         self._avoid: set[str] = set()
+        self._strikes = client._pool.strikes()
 
     async def run(self) -> Sample:
         client = self._client
@@ -263,6 +267,13 @@ class _Asking:
         return self._client._deadline - (time.monotonic() - self._began)
 
     async def _attempt(self, number: int) -> Sample:
+        while True:
+            try:
+                return await self._sent(number)
+            except Ejected:
+                continue  # nothing was sent, so this was no attempt; the router knows now, and waits
+
+    async def _sent(self, number: int) -> Sample:
         client = self._client
         target = await client._router.pick(self._avoid, timeout=max(self._remaining(), 0.0))
         version = target.weight_version  # at dispatch: the engine may be updated while it generates
@@ -280,6 +291,7 @@ class _Asking:
                 headers=client._headers,
                 request_id=self.id,
                 retry_upstream=False,
+                strikes=self._strikes,
             )
             made = read(client._api, reply.data, url)
             client._router.learn(target, made.weight_version)
@@ -287,6 +299,8 @@ class _Asking:
             fault = classify(error)
             if fault.blame is Blame.UPSTREAM:
                 self._avoid = {target.url}
+            if isinstance(error, Ejected):
+                client._router.set_aside(target, max(error.seconds, TRIAL))
             raise
         except asyncio.CancelledError as gone:
             fault = classify(gone)  # no verdict on the engine, so not a success either

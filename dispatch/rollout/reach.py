@@ -15,7 +15,8 @@ import msgspec
 
 from dispatch.engines.dialect import PATHS, Api, Sampling, read, request
 from dispatch.posting.request import Item, check_headers, check_url, encode
-from dispatch.posting.transports.transport import Client, exchange, make_client
+from dispatch.posting.transports.client import Client, make_client
+from dispatch.posting.transports.transport import exchange
 from protocol import CodedError
 
 _NAMES: Final[dict[Api, str]] = {"sglang": "an SGLang server", "openai": "an OpenAI-compatible one"}

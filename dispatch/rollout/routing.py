@@ -103,6 +103,11 @@ class Router:
             except TimeoutError:
                 continue
 
+    def set_aside(self, target: Target, seconds: float) -> None:
+        """Nothing new for ``target`` during the next ``seconds``: the pool gives it none either."""
+        until = asyncio.get_running_loop().time() + seconds
+        target.aside_until = max(target.aside_until, until)
+
     def done(self, target: Target, fault: Fault | None) -> None:
         """The request is over: ``fault`` is None when it went well."""
         target.in_flight -= 1

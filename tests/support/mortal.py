@@ -1,10 +1,11 @@
-"""A server that a certain request kills, and that is started again on the same port: an engine and its
+"""An engine that a certain request kills, and that is started again on the same port: SGLang and its
 supervisor in small."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -22,11 +23,13 @@ DEADLY = "deadly"
 
 async def serve(port: int) -> None:
     async def generate(request: web.Request) -> web.Response:
-        said = await request.json()
-        if said.get(DEADLY):
+        body = await request.text()
+        if DEADLY in body:
             os._exit(1)
-        await asyncio.sleep(said.get("seconds", 0.0))
-        return web.json_response({"ok": True})
+        await asyncio.sleep(json.loads(body).get("seconds", 0.0))
+        finish = {"type": "stop"}
+        meta = {"finish_reason": finish, "prompt_tokens": 1, "completion_tokens": 1}
+        return web.json_response({"text": "well", "meta_info": meta})
 
     app = web.Application()
     app.router.add_post("/generate", generate)
@@ -43,7 +46,8 @@ class Mortal:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/generate"
+        self.base = f"http://127.0.0.1:{self.port}"
+        self.url = f"{self.base}/generate"
         self.deaths = 0
         self._process = self._start()
         self._keeping: asyncio.Task[None] | None = None

@@ -52,6 +52,16 @@ class TargetStats(msgspec.Struct, frozen=True):
     standing: str
 
 
+class Ejected(CodedError):
+    """UPSTREAM.EJECTED, said by the pool itself: nothing was sent. A class of its own, because what is
+    forgiven for it must not be had by a server that puts the code into its reply."""
+
+    @property
+    def seconds(self) -> float:
+        """Until a trial may be made; 0 while one is under way."""
+        return float(self.data["ejected_for"])
+
+
 class Lease:
     """The permission to send one request to a target; `done` gives it back, exactly once."""
 
@@ -215,10 +225,10 @@ class Target:
             if waiter.fail_fast and not waiter.dead():
                 waiter.future.set_exception(self._ejected())
 
-    def _ejected(self) -> CodedError:
+    def _ejected(self) -> Ejected:
         seconds = self.ejection.ejected_for(self._now())
         when = f"for {seconds:.3g} s more" if seconds else "until a trial has gone well"
-        return CodedError(
+        return Ejected(
             "UPSTREAM.EJECTED",
             f"{self.origin} failed {self.ejection.failures} times in a row and gets nothing {when}",
             {"origin": self.origin, "failures": self.ejection.failures, "ejected_for": round(seconds, 3)},

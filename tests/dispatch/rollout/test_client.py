@@ -21,6 +21,7 @@ from tests.dispatch.embedded.engine_under_test import EngineUnderTest
 from tests.dispatch.rollout.conftest import CONCURRENCY, Engines
 from tests.dispatch.rollout.standin import StandIn, engine
 from tests.support.events import EventFile
+from tests.support.mortal import DEADLY, Mortal
 from tests.support.wait import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -421,3 +422,18 @@ async def test_the_accounting_holds_at_every_instant(pool: PosterPool, engines: 
     assert stats.retried_by_code["BACKPRESSURE.RATE_LIMITED"] == 6
     sent = sum(one.attempts for one in results)
     assert sent == stats.asked + stats.retried
+
+
+# ---- what kills
+
+
+async def test_a_prompt_that_kills_engine_after_engine_ends_as_poison(pool: PosterPool) -> None:
+    """As with SGLang behind a router's retries, where one bad token id took down every worker."""
+    async with Mortal() as one, Mortal() as other:
+        client = made(pool, one.base, other.base, n=2, max_attempts=20, backoff=Backoff(0.2, 0.5))
+        results = await everything(client, prompts("harmless", DEADLY, "harmless too"))
+        failures = [result for result in results if isinstance(result, Failure)]
+        assert {(one.prompt_id, one.code) for one in failures} == {("p1", "REQUEST.POISON")}
+        assert keys(results) == [(f"p{n}", index) for n in range(3) for index in range(2)]
+        deaths = one.deaths + other.deaths
+        assert deaths <= 2 * 3
