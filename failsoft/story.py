@@ -33,7 +33,10 @@ MAX_IDS: Final = 100_000
 MAX_SOURCES: Final = 64
 """Most processes whose tracebacks may be open at once."""
 CONSEQUENCES: Final = frozenset(
-    {"REQUEST.OUTCOME_UNKNOWN", "UPSTREAM.NO_ENGINE", "POOL.NO_POSTER", "POOL.CLOSED", "OBJECT.OWNER_DIED"}
+    (
+        *("REQUEST.OUTCOME_UNKNOWN", "UPSTREAM.NO_ENGINE", "UPSTREAM.EJECTED"),
+        *("POOL.NO_POSTER", "POOL.CLOSED", "OBJECT.OWNER_DIED"),
+    )
 )
 """Codes that tell of an earlier failure; those of the family CANCEL do as well."""
 

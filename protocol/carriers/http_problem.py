@@ -46,6 +46,7 @@ _STATUS: Final[dict[str, int]] = {
     "POOL": 503,
     "QUEUE": 503,
     "UPSTREAM": 502,
+    "UPSTREAM.EJECTED": 503,
     "UPSTREAM.NO_ENGINE": 503,
     "TRANSPORT": 502,
     "TIMEOUT": 504,
