@@ -53,6 +53,8 @@ from protocol import CodedError, Events
 
 PUBLISH: Final = 1.0
 """Seconds between two publications of metrics."""
+FLUSH_AT: Final = 10
+"""After so many publications the log says how many events it did not write."""
 AHEAD: Final = 2
 """How many times the concurrency `post_many` keeps submitted."""
 
@@ -126,7 +128,7 @@ class PosterPool:
         self._load = load
         self._metrics = Metrics() if metrics else None
         self._tracing = tracing
-        self._publishing: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
         self._shared: Shared | None = None
         self._roster: Roster | None = None
         self._local: LocalLane | None = None
@@ -169,8 +171,7 @@ class PosterPool:
         except BaseException:  # cancelled or failed: a start leaves nothing behind
             await self.close()
             raise
-        if self._metrics is not None:
-            self._publishing = asyncio.create_task(self._publish(self._metrics))
+        self._telling = asyncio.create_task(self._tell(self._metrics))
 
     async def post(
         self,
@@ -304,8 +305,8 @@ class PosterPool:
         self._admission.close(closed)
         if self._shared is not None:
             self._shared.targets.close(closed)
-        if self._publishing is not None:
-            self._publishing.cancel()
+        if self._telling is not None:
+            self._telling.cancel()
         if self._roster is not None:
             await self._roster.end()
         if self._local is not None:
@@ -317,6 +318,8 @@ class PosterPool:
         if self._metrics is not None:
             self._metrics.publish(self.stats())
             self._metrics.close()
+        if isinstance(self._events, Quiet):
+            self._events.flush()
         self._events.emit("pool.closed", key="pool", **msgspec.to_builtins(self.stats()))
 
     def strikes(self) -> Strikes:
@@ -369,10 +372,12 @@ class PosterPool:
             waiting=target.waiting,
         )
 
-    async def _publish(self, metrics: Metrics) -> None:
+    async def _tell(self, metrics: Metrics | None) -> None:
         while True:
-            await asyncio.sleep(PUBLISH)
-            metrics.publish(self.stats())
+            for _ in range(FLUSH_AT):
+                await asyncio.sleep(PUBLISH)
+                if metrics is not None:
+                    metrics.publish(self.stats())
             if isinstance(self._events, Quiet):
                 self._events.flush()
 
