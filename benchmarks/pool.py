@@ -22,7 +22,8 @@ from benchmarks.plain_pool import PlainPool
 from benchmarks.server import serving
 from dispatch.posting import PosterPool
 from dispatch.posting.request import Item, encode
-from dispatch.posting.transports.transport import exchange, make_client
+from dispatch.posting.transports.client import make_client
+from dispatch.posting.transports.transport import exchange
 
 SERVICE_TIME: Final = 0.1
 POSTERS: Final = 2

@@ -24,7 +24,8 @@ from rich.table import Table
 from benchmarks.server import serving
 from dispatch.posting.request import Item, encode
 from dispatch.posting.transports.aiohttp_transport import KEEPALIVE, AiohttpTransport, trusted
-from dispatch.posting.transports.transport import Client, Transport, exchange, make_client
+from dispatch.posting.transports.client import Client, Transport, make_client
+from dispatch.posting.transports.transport import exchange
 
 CONNECTIONS: Final = (1, 64, 512, 4096)
 ROUNDS: Final = 3

@@ -1,2 +1,5 @@
-"""observe: what can be seen of a pool: its accounting (`stats`), metrics through Ray (`metrics`), spans
-(`tracing`), and events of which a thousand alike are told once (`quiet`)."""
+"""observe: what can be seen of a pool.
+
+`stats` is its accounting, `metrics` the same through Ray, `tracing` has a span a POST, and `quiet` tells of
+events of which a thousand say no more than twenty.
+"""

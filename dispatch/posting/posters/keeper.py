@@ -13,7 +13,7 @@ from dispatch.posting.observe.stats import Ledger, PosterStats, Recovery
 from dispatch.posting.posters.batching import MAX_CALLS
 from dispatch.posting.posters.lane import Health, Lane, PosterLane, State, until
 from dispatch.posting.posters.placement import affinity
-from dispatch.posting.transports.transport import Transport
+from dispatch.posting.transports.client import Transport
 from faults import Backoff, classify
 from protocol import CodedError, Events
 

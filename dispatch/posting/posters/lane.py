@@ -21,7 +21,7 @@ from dispatch.posting.posters.local import LocalLane
 from dispatch.posting.posters.poster import PosterInfo, Pulse, poster_class
 from dispatch.posting.posters.wire import LARGE
 from dispatch.posting.request import Answer, Item
-from dispatch.posting.transports.transport import Transport
+from dispatch.posting.transports.client import Transport
 from dispatch.processes import is_alive, same_process
 from faults import classify
 from protocol import CodedError

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from dispatch.posting.request import Answer, Item
-from dispatch.posting.transports.transport import Transport, exchange, make_client
+from dispatch.posting.transports.client import Transport, make_client
+from dispatch.posting.transports.transport import exchange
 from protocol import CodedError
 
 

@@ -25,7 +25,8 @@ import ray
 
 from dispatch.posting.posters.wire import Outcome, pack_reply, unpack
 from dispatch.posting.request import Item
-from dispatch.posting.transports.transport import Client, Transport, exchange, make_client
+from dispatch.posting.transports.client import Client, Transport, make_client
+from dispatch.posting.transports.transport import exchange
 from faults import name_of
 from protocol import CodedError, coded
 

@@ -1,5 +1,6 @@
 """transports: one HTTP exchange, judged, and what carries it.
 
-`transport` has the client and the judgement; `aiohttp_transport` is the default carrier; `descriptors` sees
-that the process may open as many connections as it will need.
+`transport` judges the exchange; `client` makes it, over one of three carriers: `aiohttp_transport` (the
+default), `httpx_transport` and `reqwest_transport`. `descriptors` sees that the process may open as many
+connections as it will need.
 """

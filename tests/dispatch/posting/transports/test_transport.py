@@ -8,7 +8,6 @@ import contextlib
 import gzip
 import math
 import socket
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,24 +15,14 @@ import pytest
 
 from dispatch.posting.request import Answer, Item
 from dispatch.posting.transports import transport
-from dispatch.posting.transports.transport import Client
+from dispatch.posting.transports.aiohttp_transport import KEEPALIVE
+from dispatch.posting.transports.client import Client, Name, make_client
 from faults import classify, decide
 from protocol import CodedError, code_of, mint, scan
 from protocol.carriers.http_reply import HEADER
 from protocol.token import Token
 from tests.support.wait import until
 from tests.support.witness import Witness
-
-
-@pytest.fixture(params=["aiohttp", "httpx", "reqwest"])
-def name(request: pytest.FixtureRequest) -> transport.Name:
-    return request.param
-
-
-@pytest.fixture
-async def client(name: transport.Name) -> AsyncIterator[Client]:
-    async with contextlib.aclosing(transport.make_client(8, name)) as one:
-        yield one
 
 
 class Exchange:
@@ -234,7 +223,7 @@ async def test_h1_a_server_that_closes_kept_alive_connections_early(
 async def test_h1_an_idle_connection_is_dropped_before_the_server_would(
     exchange: Exchange, witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert transport.KEEPALIVE < 5.0  # uvicorn's keep-alive timeout, which SGLang and vLLM use
+    assert KEEPALIVE < 5.0  # uvicorn's keep-alive timeout, which SGLang and vLLM use
 
 
 @pytest.mark.parametrize("query", [{}, {"abort": 1}])
@@ -285,11 +274,9 @@ async def test_what_is_no_http(exchange: Exchange) -> None:
     [
         ("cut", {}, "UPSTREAM.TRUNCATED"),
         ("html", {}, "UPSTREAM.BAD_BODY"),
-        ("raw", {"body": ""}, "UPSTREAM.BAD_BODY"),
         ("raw", {"body": '{"cut": [1, 2'}, "UPSTREAM.BAD_BODY"),
         ("raw", {"body": "[" * 2000}, "UPSTREAM.BAD_BODY"),
         ("bad_gzip", {}, "UPSTREAM.BAD_BODY"),
-        ("status", {"status": 204, "body": ""}, "UPSTREAM.BAD_BODY"),
     ],
 )
 async def test_h4_a_200_with_a_bad_body(
@@ -321,7 +308,7 @@ async def test_a_body_over_the_limit(exchange: Exchange, monkeypatch: pytest.Mon
 
 
 async def test_a_compressed_body_counts_as_what_it_becomes(
-    name: transport.Name, monkeypatch: pytest.MonkeyPatch
+    name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "MAX_BODY", 100_000)
     bomb = gzip.compress(b'"' + b"x" * 10_000_000 + b'"')
@@ -334,7 +321,7 @@ async def test_a_compressed_body_counts_as_what_it_becomes(
 
     async with (
         await asyncio.start_server(serve, "127.0.0.1", 0) as server,
-        contextlib.aclosing(transport.make_client(1, name)) as client,
+        contextlib.aclosing(make_client(1, name)) as client,
     ):
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(CodedError) as caught:
@@ -368,7 +355,7 @@ async def test_an_error_event_is_quoted(exchange: Exchange) -> None:
     assert "engine fell over" in (await exchange.failure("sse", end="error")).detail
 
 
-async def test_a_line_separator_inside_an_event_does_not_end_it(name: transport.Name) -> None:
+async def test_a_line_separator_inside_an_event_does_not_end_it(name: Name) -> None:
     # U+2028 may stand raw in JSON, and str.splitlines() takes it for the end of a line.
     text = 'data: {"text": "a\u2028b\x85c\x0cd"}\n\ndata: [DONE]\n\n'.replace("\x0c", "")
 
@@ -381,7 +368,7 @@ async def test_a_line_separator_inside_an_event_does_not_end_it(name: transport.
 
     async with (
         await asyncio.start_server(serve, "127.0.0.1", 0) as server,
-        contextlib.aclosing(transport.make_client(1, name)) as client,
+        contextlib.aclosing(make_client(1, name)) as client,
     ):
         port = server.sockets[0].getsockname()[1]
         item = Item("r", 1, f"http://127.0.0.1:{port}/", b"{}", {})
@@ -419,7 +406,7 @@ async def test_h5_a_server_that_never_accepts(client: Client) -> None:
 
 
 async def test_a_cancelled_exchange_closes_its_connection(
-    exchange: Exchange, name: transport.Name, witness: Witness
+    exchange: Exchange, name: Name, witness: Witness
 ) -> None:
     # reqwest lets a request run until its budget is spent, though nobody waits for it any more.
     task = asyncio.create_task(exchange.answer("hang", "gone", budget=2.0 if name == "reqwest" else 50.0))
@@ -467,9 +454,9 @@ async def test_the_client_never_makes_a_request_wait(client: Client, witness: Wi
 
 
 async def test_proxies_of_the_environment_are_not_used(
-    exchange: Exchange, name: transport.Name, monkeypatch: pytest.MonkeyPatch
+    exchange: Exchange, name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    async with contextlib.aclosing(transport.make_client(1, name)) as client:
+    async with contextlib.aclosing(make_client(1, name)) as client:
         await Exchange(client, exchange.witness).answer("ok")
