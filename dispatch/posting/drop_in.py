@@ -22,7 +22,7 @@ class Post(Protocol):
         max_retries: int = 60,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """POST ``payload`` as JSON and return the reply's decoded JSON."""
+        """POST ``payload`` as JSON and return the reply's decoded JSON, None for an empty 2xx."""
         ...
 
 
