@@ -7,7 +7,8 @@ again. A broken limit ends the run with status 1.
 
 The pool has its defaults but for one thing: a poster that lives for a second or two, sixty times in a row,
 is what `Recreation` calls hopeless. With its defaults it would be left alone for up to 10 s at a time and
-given up after the seventh life, and there would be nobody to kill. So here it is replaced at once, without end.
+given up after the seventh life, and there would be nobody to kill. So here it is replaced at once, however
+often.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import random
 import re
 import resource
@@ -46,6 +48,8 @@ from protocol import CodedError, Events
 SERVICE_TIME: Final = 0.1
 POSTERS: Final = 2
 IN_FLIGHT: Final = 256
+WARM: Final = 60.0
+"""Seconds at most until the measuring begins."""
 EVERY: Final = 1.0
 """Seconds from one kill to the next."""
 LEAST_KILLED: Final = 0.75
@@ -122,8 +126,9 @@ def _counting() -> Iterator[str]:
 class Run:
     """What one run came to. ``began`` and ``ends`` bound the measured time (``time.perf_counter``)."""
 
-    began: float = 0.0
+    began: float = float("inf")
     ends: float = float("inf")
+    warm: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: int = 0
     replies: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -155,7 +160,7 @@ class Run:
 
 async def _caller(pool: PosterPool, url: str, run: Run, number: int, seed: int) -> None:
     """Posts, and posts again as soon as it has its reply, until the time is up."""
-    rng = random.Random(f"{seed}/{number}")
+    rng = random.Random(f"{seed}/{number}")  # noqa: S311 - nothing secret
     sent = 0
     while time.perf_counter() < run.ends:
         payload = {"text": "prompt " * rng.randint(10, 80), "sampling_params": {"max_new_tokens": 64}}
@@ -169,6 +174,8 @@ async def _caller(pool: PosterPool, url: str, run: Run, number: int, seed: int) 
             continue
         ended = time.perf_counter()
         run.replies += 1
+        if run.replies == 4 * IN_FLIGHT:  # until then connections are being opened
+            run.warm.set()
         run.in_time += run.began <= ended <= run.ends
         if run.began <= began:
             run.latencies.append(ended - began)
@@ -176,7 +183,7 @@ async def _caller(pool: PosterPool, url: str, run: Run, number: int, seed: int) 
 
 async def _killer(pool: PosterPool, run: Run, seed: int) -> None:
     """One poster of those that serve, every second."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - nothing secret
     due = run.began
     while (due := due + EVERY) < run.ends:
         await asyncio.sleep(due - time.perf_counter())
@@ -190,12 +197,12 @@ async def _killer(pool: PosterPool, run: Run, seed: int) -> None:
 
 async def measure(seconds: float, seed: int, events: Path, *, kill: bool) -> Run:
     """One run, on a pool and a server of its own."""
-    run = Run(began=float("inf"))
+    run = Run()
     with _counting() as url, Events.to_file(events, run="goodput", role="pool") as sink:
         async with PosterPool(IN_FLIGHT, POSTERS, 120.0, recreation=AT_ONCE, events=sink) as pool:
             callers = [asyncio.create_task(_caller(pool, url, run, n, seed)) for n in range(IN_FLIGHT)]
-            while run.replies < 4 * IN_FLIGHT:  # until then connections are being opened
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(WARM):
+                await run.warm.wait()
             run.began = time.perf_counter()
             run.ends = run.began + seconds
             killer = asyncio.create_task(_killer(pool, run, seed)) if kill else None
@@ -309,7 +316,9 @@ if __name__ == "__main__":
     if said.serve:
         asyncio.run(_serve())
         sys.exit(0)
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+    )
     outcome, over = asyncio.run(main(said.seconds, said.seed))
     ray.shutdown()  # first, since Ray prints something of its own about each killed worker
     Console(width=110).print(outcome)

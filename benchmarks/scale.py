@@ -1,10 +1,10 @@
 """``python -m benchmarks.scale``: thousands of POSTs in flight, for long enough to see what grows.
 
 A closed loop of 4,096 callers makes 200,000 POSTs against a bare server. What must hold: a POST costs the
-driver little CPU time, and neither memory nor descriptors of the driver or its posters grow. Whether they grow
-is read off a straight line through what was measured after the first fifth: until then pages are being
-touched for the first time and posters fill their memory of ended attempts (20,000 each). A broken limit ends
-the run with status 1.
+driver little CPU time, and neither memory nor descriptors of the driver or its posters grow. Whether they
+do is read off a straight line through what was measured after the first fifth: until then connections are
+opened, pages touched for the first time, and each poster fills its memory of 20,000 ended attempts. A broken
+limit ends the run with status 1.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import logging
 import statistics
 import sys
 import time
@@ -166,7 +167,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="What a POST costs, and what grows, at 4,096 in flight.")
     parser.add_argument("--posts", type=_posts, default=POSTS)
     said = parser.parse_args()
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+    )
     code = asyncio.run(main(said.posts))
     ray.shutdown()
     sys.exit(code)

@@ -15,7 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from dispatch.posting import PosterPool, Request
-from dispatch.posting.posters.lane import same_process
+from dispatch.processes import same_process
 from protocol import Events
 from tests.support.fixtures import KEEP_TRYING, QUICK
 from tests.support.wait import until

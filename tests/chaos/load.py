@@ -15,6 +15,8 @@ from tests.support.wait import until
 from tests.support.witness import Witness
 
 SEED = 20260
+SAMPLE = 0.01
+"""Seconds at most from one look at the pool to the next."""
 
 
 class Load:
@@ -36,20 +38,19 @@ class Load:
         self._rng = random.Random(SEED)
 
     async def __aenter__(self) -> Load:
-        self._tasks = [asyncio.create_task(self._post()), asyncio.create_task(self._watch())]
+        self._posting = asyncio.create_task(self._post())
+        self._watching = asyncio.create_task(self._watch(self._posting))
         await self.more(100)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._stop.set()
-        await asyncio.gather(*self._tasks)
+        await asyncio.gather(self._posting, self._watching)
 
     async def more(self, number: int, timeout: float = 60.0) -> None:
         """Wait until so many more have succeeded."""
         goal = len(self.done) + number
-        await until(
-            lambda: len(self.done) >= goal or self._tasks[0].done(), timeout, f"{number} more replies"
-        )
+        await until(lambda: len(self.done) >= goal or self._posting.done(), timeout, f"{number} more replies")
 
     def extra(self, cancelled: int) -> None:
         """So many posts beside the load were submitted and cancelled by the test."""
@@ -69,7 +70,8 @@ class Load:
 
     async def verify(self, least: int, expected: int = 0) -> None:
         """The load has ended: nothing lost, nothing sent twice unseen, never above the ceiling."""
-        assert all(task.done() for task in self._tasks)
+        assert self._posting.done()
+        assert self._watching.done()
         try:
             await until(lambda: self.pool.stats().occupied == 0, 30, "all places are back")
         except AssertionError as exc:
@@ -109,10 +111,10 @@ class Load:
             if done.reply is not None:
                 self.via[done.reply.via] += 1
 
-    async def _watch(self) -> None:
-        while not self._tasks or not self._tasks[0].done():
+    async def _watch(self, posting: asyncio.Task[None]) -> None:
+        while not posting.done():
             stats = self.pool.stats()
             assert stats.balanced
             assert stats.occupied <= self.concurrency
             assert sum(one.share for one in stats.posters) in (0, self.concurrency)
-            await asyncio.sleep(0.01)
+            await asyncio.wait({posting}, timeout=SAMPLE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch.posting.posters.lane import same_process
+from dispatch.processes import same_process
 
 
 class Tally:

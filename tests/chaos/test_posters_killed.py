@@ -3,42 +3,20 @@ twice unseen, and the servers never see more than the ceiling."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable
-
 import pytest
-import ray
 
-from dispatch.posting import PosterPool
+from tests.chaos.injuries import INJURIES, process
 from tests.chaos.load import Load
 from tests.chaos.tally import Tally
 from tests.support.events import EventFile
 from tests.support.fixtures import MakePool
-from tests.support.ray_side import actor_of, kill_poster, on_poster
+from tests.support.ray_side import kill_poster, on_poster
 from tests.support.wait import until
 from tests.support.witness import Witness
 
 pytestmark = pytest.mark.timeout(120)
 
 CONCURRENCY = 24
-
-
-def process(pool: PosterPool, index: int = 0) -> tuple[int, float]:
-    """Pid and start time of a poster."""
-    poster = pool.stats().posters[index]
-    return poster.pid, poster.create_time
-
-
-INJURIES: dict[str, Callable[[PosterPool], object]] = {
-    "SIGKILL": lambda pool: kill_poster(pool, signal.SIGKILL, "poster/0"),
-    "SIGSEGV": lambda pool: kill_poster(pool, signal.SIGSEGV, "poster/0"),
-    "SIGSTOP": lambda pool: kill_poster(pool, signal.SIGSTOP, "poster/0"),
-    "ray.kill": lambda pool: ray.kill(actor_of(pool), no_restart=True),
-    "KeyboardInterrupt": lambda pool: on_poster(pool, "raise KeyboardInterrupt"),
-    "SystemExit": lambda pool: on_poster(pool, "raise SystemExit(3)"),
-    "blocked": lambda pool: on_poster(pool, "import time; time.sleep(60)"),
-    "os._exit": lambda pool: on_poster(pool, "import os; os._exit(1)"),
-}
 
 
 @pytest.mark.parametrize("injury", list(INJURIES))
@@ -48,7 +26,7 @@ async def test_one_poster_is_hit(
     async with make_pool(CONCURRENCY, posters_per_node=2) as pool:
         async with Load(pool, witness, events, CONCURRENCY) as load:
             victim, other = process(pool), process(pool, 1)
-            INJURIES[injury](pool)
+            INJURIES[injury](pool, 0)
             await load.replaced(tally, [victim])
             await load.more(300)
         await load.verify(least=500)
