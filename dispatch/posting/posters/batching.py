@@ -231,20 +231,21 @@ class Batcher:
         call = _Call(flights)
         now = self._loop.time()
         items = [(flight.item, max(flight.ends - now, 0.001)) for flight in flights]
-        message = pack(Message(items, self._acknowledged, self._again))
+        message = Message(items, self._acknowledged, self._again)
         self._acknowledged, self._again = [], False
         for flight in flights:
             flight.call, flight.sent = call, True
         self._calls.add(call)
         call.task = asyncio.create_task(self._call(call, message))
 
-    async def _call(self, call: _Call, message: bytes) -> None:
+    async def _call(self, call: _Call, message: Message) -> None:
         failure: Exception | None = None
-        reply = b""
+        number = 0
+        outcomes: list[tuple[int, Outcome]] = []
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
-                call.awaited = self._wire.send(message)
-                reply = await call.awaited
+                call.awaited = self._wire.send(pack(message))
+                number, outcomes = unpack_reply(await call.awaited)
         except Exception as exc:  # noqa: BLE001 - whatever it is, those who wait for the call have to hear it
             failure = exc
         finally:
@@ -253,7 +254,6 @@ class Batcher:
             self._failed(call, failure)
         else:
             self._failures = 0
-            number, outcomes = unpack_reply(reply)
             self._acknowledged.append(number)
             for attempt, outcome in outcomes:
                 self._settle(attempt, outcome)
@@ -272,8 +272,8 @@ class Batcher:
             self._release()
 
     def _failed(self, call: _Call, exc: Exception) -> None:
+        self._again = True  # outcomes, of whatever requests, may have been on their way back with it
         if call.revoked:
-            self._again = True  # an outcome may have been on its way back with it
             return
         fault = classify(exc)
         if fault.code in ("ACTOR.DIED", "ACTOR.INIT_FAILED", "NODE.PREEMPTED"):
@@ -284,8 +284,8 @@ class Batcher:
         self._suspect()
         self._failures += 1
         away = fault.code == "ACTOR.UNAVAILABLE"  # Ray's own patience with it ends one day; a bug's may not
+        self._paused = True  # until a probe says that it answers
         if away or (fault.code.family in LOST and self._failures < FAILURES):
-            self._paused = True  # until a probe says that it answers
             self._send_again(call)
             return
         for flight in call.flights:
@@ -295,7 +295,6 @@ class Batcher:
 
     def _send_again(self, call: _Call) -> None:
         """Whether the call arrived is not known; the poster runs no attempt twice."""
-        self._again = True
         self._outbox[:0] = [f for f in call.flights if f.call is call and f.item.attempt in self._flights]
         for flight in call.flights:
             flight.call = None

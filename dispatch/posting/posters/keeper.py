@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ray.exceptions import RayError
-
 from dispatch.posting.observe.stats import Ledger, PosterStats, Recovery
 from dispatch.posting.posters.batching import MAX_CALLS
 from dispatch.posting.posters.lane import Health, Lane, PosterLane, State, until
 from dispatch.posting.posters.placement import affinity
+from dispatch.posting.posters.session import Session
 from dispatch.posting.transports.client import Transport
 from faults import Backoff, classify
 from protocol import CodedError, Events
@@ -30,7 +29,8 @@ class Recreation:
 
 class Keeper:
     """See the module. ``settled`` is set once the first start has succeeded or failed, ``leaving`` when its
-    node is about to go and nothing new is to be sent there."""
+    node is about to go and nothing new is to be sent there, ``refused`` when it cannot start with such
+    settings, and trying again would change nothing."""
 
     def __init__(
         self,
@@ -52,6 +52,8 @@ class Keeper:
         self.node = node
         self.settled = asyncio.Event()
         self.leaving = False
+        self.refused: CodedError | None = None
+        self._session = Session()
         self._concurrency = concurrency
         self._options = options
         self._transport: Transport = transport
@@ -117,15 +119,33 @@ class Keeper:
         lost: tuple[float, CodedError] | None = None  # since when, and why, this poster is missing
         while True:
             began = loop.time()
-            ended, seen, served = await self._live(lost)
+            try:
+                ended, seen, served = await self._live(lost)
+            except Exception as exc:  # noqa: BLE001 - else nobody would keep this poster any more, nor tell
+                ended, seen, served = CodedError.from_exception(exc, "INTERNAL.BUG"), loop.time(), False
+                await self._drop(ended)
             if loop.time() - began >= self._recreation.proven:
                 failures, first_cause = 0, None
             failures += 1
             first_cause = first_cause or ended
             if lost is None or served:
                 lost = (seen, ended)  # a new loss; failing to start again is still the same one
+            if not served and ended.code.family == "CONFIG":
+                self.refused = ended
+                self._give_up(ended)
+                return
+            over = self._session.over()
+            if over is not None:
+                self._give_up(over)
+                return
             if failures > self._recreation.budget:
-                self._give_up(failures, first_cause)
+                error = CodedError(
+                    "POOL.RECREATE_BUDGET",
+                    f"{self.key} failed {failures} times in a row and is not replaced any more; "
+                    f"first: {first_cause.detail}",
+                )
+                error.__cause__ = first_cause
+                self._give_up(error)
                 return
             await asyncio.sleep(self._recreation.backoff.delay(failures))
 
@@ -135,7 +155,9 @@ class Keeper:
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._generation += 1
-        lane = PosterLane(f"{self.key}.{self._generation}", self._release, self._moved, self._health)
+        lane = PosterLane(
+            f"{self.key}.{self._generation}", self._release, self._moved, self._health, self._session
+        )
         self.lane = lane
         try:
             await lane.start(
@@ -148,8 +170,7 @@ class Keeper:
                 self._concurrency,
                 self._transport,
             )
-        except (CodedError, RayError, TimeoutError, ValueError, TypeError) as exc:
-            # ValueError and TypeError are how Ray refuses options; each is this poster's failure to start.
+        except Exception as exc:  # noqa: BLE001 - Ray refuses options with builtin exceptions of any kind
             failed = (
                 exc if isinstance(exc, CodedError) else CodedError.from_exception(exc, classify(exc).code)
             )
@@ -209,13 +230,19 @@ class Keeper:
             )
             self._changed()
 
-    def _give_up(self, failures: int, first_cause: CodedError | None) -> None:
+    async def _drop(self, why: CodedError) -> None:
+        """End the life that a bug has left behind."""
+        self.settled.set()
+        lane = self.lane
+        if lane is not None and lane.state is not State.DEAD:
+            self._events.emit(
+                "poster.died", level="error", error=why, key=self.key, generation=self._generation
+            )
+            lane.state = State.DEAD
+            self._changed()
+            await lane.retire(why)
+
+    def _give_up(self, error: CodedError) -> None:
         self._abandoned = True
-        error = CodedError(
-            "POOL.RECREATE_BUDGET",
-            f"{self.key} failed {failures} times in a row and is not replaced any more; "
-            f"first: {first_cause.detail if first_cause is not None else ''}",
-        )
-        error.__cause__ = first_cause
         self._events.emit("poster.abandoned", level="error", error=error, key=self.key)
         self._changed()

@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 from dispatch.posting.posters.batching import Batcher
 from dispatch.posting.posters.local import LocalLane
 from dispatch.posting.posters.poster import PosterInfo, Pulse, poster_class
+from dispatch.posting.posters.session import Session
 from dispatch.posting.posters.wire import LARGE
 from dispatch.posting.request import Answer, Item
 from dispatch.posting.transports.client import Transport
@@ -28,6 +29,8 @@ from protocol import CodedError
 
 CONFIRM: Final = 10.0
 """Seconds within which a killed poster must be known to have ended."""
+DEAD: Final = ("ACTOR.DIED", "NODE.PREEMPTED", "ACTOR.INIT_FAILED")
+"""What Ray says of an actor that is gone for good."""
 POLITE: Final = 1.0
 """Seconds that a worker gets to exit by itself after ray.kill."""
 
@@ -67,8 +70,10 @@ class PosterLane:
         release: Callable[[PosterLane], None],
         on_state: Callable[[PosterLane], None],
         health: Health,
+        session: Session,
     ) -> None:
         self.name = name
+        self._session = session
         self.share = 0
         self.occupied = 0
         self.state = State.STARTING
@@ -94,11 +99,18 @@ class PosterLane:
         try:
             self._actor = poster_class().options(**options).remote(connections, transport)
             async with asyncio.timeout(self._health.start_timeout):
-                self.info = await self._call("start")
-        except BaseException:  # cancelled, timed out or failed: the actor, whatever became of it, is not kept
-            if self._actor is not None:
-                ray.kill(self._actor, no_restart=True)
+                self.info = await self._started()
+        except (
+            BaseException
+        ) as exc:  # cancelled, timed out, failed: the actor, whatever became of it, is not kept
+            self._kill()
             self.state = State.DEAD
+            if isinstance(exc, TimeoutError):
+                detail = (
+                    f"{self.name} did not start in {self._health.start_timeout:g} s: see `ray status` for "
+                    f"room on its node, and its worker-*.err under /tmp/ray/session_latest/logs"
+                )
+                raise CodedError.from_exception(exc, "TIMEOUT.DEADLINE", detail) from exc
             raise
         self._hold = asyncio.create_task(self._call("hold"))
         self.state = State.SERVING
@@ -109,13 +121,24 @@ class PosterLane:
 
     def send(self, message: bytes) -> Awaitable[bytes]:
         """For the batcher: one call of the poster."""
-        sent: Any = ray.put(message) if len(message) > LARGE else message
+        if not ray.is_initialized():
+            raise CodedError("POOL.CLOSED", f"Ray was shut down, and {self.name} with it")
+        sent: Any = message
+        if len(message) > LARGE:
+            lost = self._session.orphaned()
+            if lost is not None:  # what follows would end this process
+                self._died(lost)
+                raise lost
+            sent = ray.put(message)
         ref: Awaitable[bytes] = self._actor.work.remote(sent)
         return ref
 
     def cancel(self, call: Awaitable[bytes]) -> None:
         """For the batcher: nobody waits for any request of this call."""
-        ray.cancel(call)
+        # Politeness only: whatever comes of it, `drop` is what counts.
+        with contextlib.suppress(Exception):
+            if ray.is_initialized():
+                ray.cancel(call)
 
     async def drop(self, attempts: list[int]) -> bool:
         """For the batcher: have the poster stop these attempts."""
@@ -138,7 +161,7 @@ class PosterLane:
             finally:
                 wake.cancel()
             self._suspect.clear()
-            self.trouble = failure = self.lost or await self._probe()
+            self.trouble = failure = self.lost or self._session.ended() or await self._probe()
             if failure is None:
                 strikes, away = 0, 0.0
                 if self._hold.done():  # answers, yet the death detector broke off: set a new one
@@ -147,8 +170,11 @@ class PosterLane:
                 self._set(State.SERVING)
                 self._batcher.resume()
                 continue
-            if failure.code in ("ACTOR.DIED", "NODE.PREEMPTED", "ACTOR.INIT_FAILED"):
+            if failure.code in (*DEAD, "NODE.DIED", "POOL.MISUSE"):
                 return failure
+            lost = self._session.orphaned()
+            if lost is not None:
+                return lost  # Ray says so much later, if ever
             if failure.code == "ACTOR.UNAVAILABLE":
                 away = away or loop.time()
                 if loop.time() - away >= self._health.unavailable:
@@ -163,7 +189,10 @@ class PosterLane:
         """Kill the actor and everything in flight with it. True when its process is known to be gone;
         the places of what was in flight are released either way, since no reply can come any more."""
         self.state = State.DEAD
-        ray.kill(self._actor, no_restart=True)
+        self._kill()
+        if self._session.ended() is not None:  # nothing can be asked any more, and nobody is to wait for that
+            detail = "Ray was shut down under the pool with the request in flight"
+            self.settle(CodedError("POOL.CLOSED", detail))
         try:
             return await self._confirm_gone()
         finally:
@@ -192,8 +221,26 @@ class PosterLane:
             self.state = state
             self._on_state(self)
 
+    async def _started(self) -> PosterInfo:
+        while True:
+            try:
+                info: PosterInfo = await self._call("start")
+                return info
+            except RayError as exc:
+                if classify(exc).code != "ACTOR.UNAVAILABLE":
+                    raise
+            await asyncio.sleep(self._health.interval)  # the call or its reply was lost; it may be repeated
+
     async def _call(self, method: str, *args: Any) -> Any:
+        if not ray.is_initialized():  # a call would start another Ray
+            raise CodedError("POOL.MISUSE", f"Ray was shut down, and {self.name} with it")
         return await getattr(self._actor, method).remote(*args)
+
+    def _kill(self) -> None:
+        # Ray refuses to kill what it does not know, which is as good as killed.
+        with contextlib.suppress(Exception):
+            if self._actor is not None and self._session.ended() is None:
+                ray.kill(self._actor, no_restart=True)
 
     async def _probe(self) -> CodedError | None:
         try:
@@ -204,7 +251,7 @@ class PosterLane:
             return CodedError(
                 "ACTOR.WEDGED", f"{self.name} does not answer a probe within {self._health.timeout} s"
             )
-        except (RayError, CodedError) as exc:
+        except Exception as exc:  # noqa: BLE001 - Ray raises a bare Exception for an actor that it does not know
             fault = classify(exc)
             return CodedError.from_exception(exc, fault.code)
         if pulse.age >= self._health.wedge_after:
@@ -223,7 +270,7 @@ class PosterLane:
 
     async def _confirm_gone(self) -> bool:
         info = self.info
-        if info is not None and info.node == ray.get_runtime_context().get_node_id():
+        if info is not None and info.node == self._session.node:
             # ray.kill asks the worker to exit; a stopped or wedged one cannot, and SIGKILL can.
             if await until(lambda: not is_alive(info.pid, info.create_time), POLITE):
                 return True
@@ -232,9 +279,22 @@ class PosterLane:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             return await until(lambda: not is_alive(info.pid, info.create_time), CONFIRM)
-        # On another node the raylet kills it, and the call that never returns fails when it is gone.
-        hold = self._hold
-        return hold is not None and await until(hold.done, CONFIRM)
+        # On another node the raylet kills it, and the call that never returns fails when it is gone. It also
+        # breaks off when the node merely cannot be reached, and then it has to be set again.
+        end = asyncio.get_running_loop().time() + CONFIRM
+        while self._hold is not None and self._session.ended() is None:
+            left = end - asyncio.get_running_loop().time()
+            await asyncio.wait({self._hold}, timeout=max(left, 0.0))
+            if not self._hold.done():
+                return False
+            exc = None if self._hold.cancelled() else self._hold.exception()
+            if exc is not None and classify(exc).code in DEAD:
+                return True
+            if left <= 0:
+                return False
+            await asyncio.sleep(self._health.interval)
+            self._hold = asyncio.create_task(self._call("hold"))
+        return False
 
 
 Lane = PosterLane | LocalLane

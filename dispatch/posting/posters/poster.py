@@ -26,6 +26,7 @@ import ray
 from dispatch.posting.posters.wire import Outcome, pack_reply, unpack
 from dispatch.posting.request import Item
 from dispatch.posting.transports.client import Client, Transport, make_client
+from dispatch.posting.transports.descriptors import check_descriptors
 from dispatch.posting.transports.transport import exchange
 from faults import name_of
 from protocol import CodedError, coded
@@ -146,10 +147,12 @@ class Poster:
         self._heart: asyncio.Task[None] | None = None
 
     async def start(self) -> PosterInfo:
-        """Open the client and start the heartbeat; must be the first call."""
-        self._loop = asyncio.get_running_loop()
-        self._client = make_client(self._connections, self._transport)
-        self._heart = asyncio.create_task(self._beat_on())
+        """Open the client and start the heartbeat; must be the first call, and may be repeated."""
+        if self._client is None:
+            check_descriptors(self._connections, "a poster")
+            self._loop = asyncio.get_running_loop()
+            self._client = make_client(self._connections, self._transport)
+            self._heart = asyncio.create_task(self._beat_on())
         me = psutil.Process()
         context = ray.get_runtime_context()
         return PosterInfo(os.getpid(), me.create_time(), context.get_node_id(), os.uname().nodename)
@@ -211,8 +214,13 @@ class Poster:
             outcome = await exchange(self._client, item, budget)
         except CodedError as error:
             outcome = error
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            outcome = CodedError.from_exception(exc, "INTERNAL.BUG")  # a transport's own doing
         except Exception as exc:  # noqa: BLE001 - whatever it is, its caller has to hear of it
-            outcome = CodedError.from_exception(exc, "INTERNAL.BUG")
+            outcome = CodedError.from_exception(exc, name_of(exc) or "INTERNAL.BUG")
         self._ended(item.attempt)
         self._outgoing.add(item.attempt, outcome, len(self._active))
 

@@ -16,6 +16,7 @@ from dispatch.posting.posters.keeper import Keeper
 from dispatch.posting.posters.lane import Lane, State
 from dispatch.posting.posters.local import LocalLane
 from dispatch.posting.posters.scout import Change, Node, Scout
+from dispatch.posting.posters.session import Session
 from protocol import CodedError, Events
 
 LOOK_EVERY: Final = 2.0
@@ -46,6 +47,7 @@ class Roster:
         self._local = local
         self._events = events
         self._numbers = itertools.count()
+        self._session = Session()
         self._scout = Scout()
         self._following: asyncio.Task[None] | None = None
         self._draining: set[asyncio.Task[None]] = set()
@@ -53,10 +55,14 @@ class Roster:
         self._ended = False
 
     async def start(self, nodes: Sequence[str]) -> None:
-        """Posters for ``nodes``; waits until each serves or has failed once."""
+        """Posters for ``nodes``; waits until each serves or has failed once. Raises the first one's error
+        where the settings let none start."""
         for node in nodes:
             self._add(node)
         await asyncio.gather(*(keeper.settled.wait() for keeper in self.keepers))
+        refused = [keeper.refused for keeper in self.keepers if keeper.refused is not None]
+        if refused and len(refused) == len(self.keepers):
+            raise refused[0]
         self.resplit()
         self._following = asyncio.create_task(self._follow())
 
@@ -74,6 +80,12 @@ class Roster:
     def resplit(self) -> None:
         """Give the capacity to the posters that serve now, or to the local client when none does."""
         if self._ended:
+            return
+        over = self._session.ended()
+        if over is not None:
+            self._admission.serve(())
+            self._admission.close(over)  # whoever waits or comes from now on hears of it
+            self.remote.set()
             return
         serving: list[Lane] = [
             keeper.lane
@@ -120,6 +132,8 @@ class Roster:
             self._take(change)
 
     def _take(self, change: Change) -> None:
+        if self._session.ended() is not None:
+            return
         have = {keeper.node for keeper in self.keepers}
         for node in change.joined:
             if node.id not in have and not node.draining:

@@ -24,10 +24,11 @@ from typing import Any, Final
 import msgspec
 import psutil
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dispatch.posting.posters.lane import CONFIRM, POLITE, until
+from dispatch.posting.posters.session import Session
 from dispatch.processes import is_alive, same_process
 
 PATIENCE: Final = 30.0
@@ -133,7 +134,8 @@ class Scout:
 
     def __init__(self) -> None:
         self._actor: Any = None
-        self._call: asyncio.Task[Sight | RayError] | None = None
+        self._session = Session()
+        self._call: asyncio.Task[Sight | Exception] | None = None
         self._since = 0.0  # when the call was made, in loop time
         self._sight: Sight | None = None  # the present actor's last answer
         self._closed = False
@@ -181,27 +183,30 @@ class Scout:
     async def _look(self) -> Nodes | None:
         for _ in range(2):  # the second time with a new actor, when the old one turns out to be dead
             # Without this check Ray would start a new cluster of its own accord.
-            if self._closed or not ray.is_initialized():
+            if self._closed or self._session.ended() is not None:
                 return None
-            call = self._ask()
+            try:
+                call = self._ask()
+            except Exception:  # noqa: BLE001 - whatever Ray has against an actor now, it cannot be learned
+                return None
             await asyncio.wait({call})  # leaves the call alone when the time is up
             if call.cancelled():
                 return None
             answer = call.result()
             if isinstance(answer, RayTaskError):
                 return None  # the actor lives, and the GCS did not tell it
-            if isinstance(answer, RayError):
+            if isinstance(answer, Exception):
                 if self._call is call:
                     self._drop()
                 continue
             self._sight = answer
-            own = ray.get_runtime_context().get_node_id()
+            own = self._session.node
             # Without this process's own node the list is no news: either the GCS has not yet heard from
             # the nodes again, or the own raylet is dead, and with it everything that this process owns.
             return answer.nodes if any(node.id == own for node in answer.nodes.alive) else None
         return None
 
-    def _ask(self) -> asyncio.Task[Sight | RayError]:
+    def _ask(self) -> asyncio.Task[Sight | Exception]:
         """The call under way, or a new one. Never a second beside it: while the GCS is away they would
         only queue up. Nor one that has ended before: what it tells may be old."""
         loop = asyncio.get_running_loop()
@@ -210,7 +215,7 @@ class Scout:
                 return self._call
             self._drop()
         if self._actor is None:
-            here = ray.get_runtime_context().get_node_id()
+            here = self._session.node
             # Not soft: without resources to ask for, Ray places a soft one on any node for as long as a node
             # that has just joined does not know the others, and there it would keep a drain from ending.
             where = NodeAffinitySchedulingStrategy(here, soft=False)
@@ -224,15 +229,16 @@ class Scout:
         """Give the actor up."""
         if self._call is not None:
             self._call.cancel()
-        if self._actor is not None and ray.is_initialized():
-            ray.kill(self._actor, no_restart=True)
+        if self._actor is not None and self._session.ended() is None:
+            with contextlib.suppress(Exception):  # Ray refuses to kill what it does not know
+                ray.kill(self._actor, no_restart=True)
         self._actor = self._call = self._sight = None
 
 
-async def _answer(actor: Any) -> Sight | RayError:
+async def _answer(actor: Any) -> Sight | Exception:
     try:
         sight: Sight = await actor.look.remote()
-    except RayError as exc:
+    except Exception as exc:  # noqa: BLE001 - Ray raises a bare Exception for an actor that it does not know
         return exc  # as a value: nobody may be waiting for it any more
     return sight
 

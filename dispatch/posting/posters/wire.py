@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from dispatch.posting.request import Answer, Item
+from faults import name_of
 from protocol import CodedError
 
 LARGE: Final = 100_000
@@ -46,15 +47,31 @@ def unpack(message: bytes) -> Message:
 
 
 def pack_reply(number: int, outcomes: list[tuple[int, Outcome]]) -> bytes:
-    """A reply's number and the outcomes of attempts, by their numbers."""
+    """A reply's number and the outcomes of attempts, by their numbers. One that cannot be packed goes as the
+    error that says so, and takes no other with it."""
     # Pickled, because JSON holds what msgpack cannot: integers of any size, and lone surrogates.
-    rows: list[Any] = [
-        (attempt, one)
-        if isinstance(one, CodedError)
-        else (attempt, one.status, one.headers, one.data, one.seconds)
-        for attempt, one in outcomes
-    ]
-    return pickle.dumps((number, rows), pickle.HIGHEST_PROTOCOL)
+    rows: list[Any] = [_row(attempt, one) for attempt, one in outcomes]
+    try:
+        return pickle.dumps((number, rows), pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001 - too deep a nesting, no memory: whatever it is, found row by row
+        rows = [_packable(row) for row in rows]
+        return pickle.dumps((number, rows), pickle.HIGHEST_PROTOCOL)
+
+
+def _row(attempt: int, one: Outcome) -> Any:
+    if isinstance(one, CodedError):
+        return attempt, one
+    return attempt, one.status, one.headers, one.data, one.seconds
+
+
+def _packable(row: Any) -> Any:
+    try:
+        pickle.dumps(row, pickle.HIGHEST_PROTOCOL)
+    except Exception as exc:  # noqa: BLE001 - whatever it is, its caller has to hear of it
+        code = name_of(exc) or "UPSTREAM.BAD_BODY"
+        detail = f"the reply cannot be handed on from the poster: {type(exc).__name__}: {exc}"
+        return row[0], CodedError(code, detail)
+    return row
 
 
 def unpack_reply(reply: bytes) -> tuple[int, list[tuple[int, Outcome]]]:

@@ -3,12 +3,14 @@
 import asyncio
 
 from dispatch.posting.posters.lane import Health, PosterLane
+from dispatch.posting.posters.session import Session
 from protocol import CodedError
 
 
-async def test_an_unavailable_poster_is_probed_at_its_interval_and_not_in_a_hot_loop() -> None:
+async def test_an_unavailable_poster_is_probed_at_its_interval_and_not_in_a_hot_loop(ray_local: None) -> None:
     """The death detector breaks off with the first trouble; from then on only the interval paces."""
-    lane = PosterLane("poster/0.1", lambda _: None, lambda _: None, Health(interval=0.1, unavailable=1.0))
+    health = Health(interval=0.1, unavailable=1.0)
+    lane = PosterLane("poster/0.1", lambda _: None, lambda _: None, health, Session())
     probes = 0
 
     async def away() -> CodedError:
