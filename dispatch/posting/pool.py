@@ -47,6 +47,7 @@ from dispatch.posting.request import (
     encode,
 )
 from dispatch.posting.transports.client import Transport, check_transport
+from dispatch.posting.transports.descriptors import check_descriptors
 from dispatch.streams import in_completion_order
 from faults import Backoff
 from protocol import CodedError, Events
@@ -156,6 +157,8 @@ class PosterPool:
             raise CodedError("POOL.MISUSE", "Ray is not initialised in this process: call ray.init() first")
         nodes = alive_nodes()
         check_counts(self._concurrency, self._posters_per_node, len(nodes))
+        if self._local_fallback:
+            check_descriptors(self._concurrency, "the pool's local client")
         self._loop = asyncio.get_running_loop()
         self._local = LocalLane(self._admission.release, self._concurrency, self._transport)
         self._roster = Roster(

@@ -375,3 +375,70 @@ async def test_each_caller_gets_an_error_of_its_own(bench: Bench) -> None:
         "r1",
         "r2",
     }
+
+
+async def test_a_call_that_fails_for_good_may_have_brought_outcomes_of_others(bench: Bench) -> None:
+    """Its own requests fail with it; what else it was to bring back is asked for again."""
+    other = bench.run(1)
+    await turns()
+    own = bench.run(2)
+    await turns()
+    bench.wire.calls[1].set_exception(CodedError("TASK.FAILED", "the poster's bug"))
+    with pytest.raises(CodedError, match=r"TASK\.FAILED"):
+        await own
+    bench.wire.answer(bench.wire.calls[0])  # nothing to say: what it had went with the other call
+    bench.batcher.resume()
+    await until(lambda: len(bench.wire.calls) == 3)
+    assert bench.wire.messages[2].again
+    bench.wire.answer(bench.wire.calls[2], (1, ANSWER))
+    assert await other == ANSWER
+    bench.wire.stopped.set()
+
+
+async def test_a_reply_that_cannot_be_read_is_a_lost_one(bench: Bench) -> None:
+    task = bench.run(1)
+    await turns()
+    bench.wire.calls[0].set_result(b"no reply of a poster")
+    with pytest.raises(CodedError):
+        await asyncio.wait_for(task, 5)
+    assert bench.suspected >= 1
+    bench.wire.stopped.set()
+    await until(lambda: bench.released == 1)
+
+
+async def test_a_call_that_cannot_be_made_is_not_tried_in_a_hot_loop(bench: Bench) -> None:
+    """Ray refuses at once: until a probe says that the poster answers, nothing more is sent."""
+    sent = 0
+
+    def refuse(message: bytes) -> Awaitable[bytes]:
+        nonlocal sent
+        sent += 1
+        raise RuntimeError("Ray does not know this actor")
+
+    bench.wire.send = refuse  # type: ignore[method-assign]
+    with pytest.raises(CodedError):
+        await asyncio.wait_for(bench.run(1), 5)
+    later = bench.run(2)
+    await asyncio.sleep(0.1)
+    assert sent == 1
+    assert not later.done()
+    bench.batcher.resume()
+    with pytest.raises(CodedError):
+        await asyncio.wait_for(later, 5)
+    assert sent == 2
+
+
+async def test_a_message_that_cannot_be_packed_fails_its_requests(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(message: Message) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(batching, "pack", refuse)
+    task = bench.run(1)
+    for number in range(FAILURES):
+        await until(lambda number=number: bench.suspected == number + 1)
+        bench.batcher.resume()
+    with pytest.raises(CodedError) as caught:
+        await asyncio.wait_for(task, 5)
+    assert caught.value.code == "NODE.OUT_OF_MEMORY"
