@@ -44,7 +44,8 @@ def decide(
     ``remaining`` is what is left of the deadline (seconds, None for none), ``jitter`` a factor from
     0 to 1 on the delay that the caller draws, so that this stays a pure function. Nothing unknown is
     retried; what is not idempotent is sent again only when it is known not to have run; a wait that
-    would outlast the deadline is no wait."""
+    would outlast the deadline is no wait. After the first death of a callee nothing waits: load was not
+    its cause."""
     action = Action(catalogue.entry(fault.code).advice)
     why = f"{fault.code}: {action.value}"
     if action is Action.RECREATE and fault.blame is Blame.NESTED:
@@ -63,7 +64,9 @@ def decide(
         return Decision(
             Action.GIVE_UP, 0.0, f"{fault.code}: attempt {attempt} of {max_attempts} was the last"
         )
-    delay = backoff.delay(attempt) * min(max(jitter, 0.0), 1.0)
+    # A worker of ours that died once says nothing of load: another one may have the work at once.
+    hurry = action is Action.RECREATE and fault.blame is Blame.CALLEE and attempt == 1
+    delay = 0.0 if hurry else backoff.delay(attempt) * min(max(jitter, 0.0), 1.0)
     if fault.retry_after is not None:
         delay = max(delay, fault.retry_after)
     if remaining is not None and delay >= remaining:

@@ -21,7 +21,7 @@ async def retrying(
     attempt: Callable[[int], Awaitable[T]],
     *,
     idempotent: bool = True,
-    max_attempts: int = 4,
+    max_attempts: int | Callable[[], int] = 4,
     remaining: Callable[[], float | None] = lambda: None,
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen, so sharing the default is safe
     on_failure: Hook | None = None,
@@ -31,9 +31,9 @@ async def retrying(
 ) -> T:
     """Await ``attempt(n)`` (n from 1) until it succeeds or `decide` says to stop; its last exception
     is raised as it is. ``first`` is what the first attempt ended with, where its caller has made that
-    already. ``remaining`` tells what is left of the deadline (seconds), ``on_failure``
-    hears of every failure and what was decided, ``final`` may take away the permission to retry,
-    ``sleep`` waits (seconds)."""
+    already. ``max_attempts`` may be worked out anew after each failure. ``remaining`` tells what is left
+    of the deadline (seconds), ``on_failure`` hears of every failure and what was decided, ``final`` may
+    take away the permission to retry, ``sleep`` waits (seconds)."""
     verdict: dict[str, Decision] = {}
 
     def again(state: tenacity.RetryCallState) -> bool:
@@ -41,11 +41,12 @@ async def retrying(
         if not isinstance(exc, Exception):
             return False  # a result, or a cancellation, which is never ours to retry
         fault = classify(exc)
+        most = max_attempts if isinstance(max_attempts, int) else max_attempts()
         decision = decide(
             fault,
             idempotent=idempotent,
             attempt=state.attempt_number,
-            max_attempts=1 if final(exc, fault) else max_attempts,
+            max_attempts=1 if final(exc, fault) else most,
             remaining=remaining(),
             backoff=backoff,
             jitter=random.uniform(0.5, 1.0),  # noqa: S311 - spreads retries out; nothing secret

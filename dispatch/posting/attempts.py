@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from dispatch.posting.admission import Admission
-from dispatch.posting.load import Hedging, Lease, RetryBudget, Strikes, Targets, Verdict, verdict_of
+from dispatch.posting.load import Deaths, Hedging, Lease, RetryBudget, Strikes, Targets, Verdict, verdict_of
 from dispatch.posting.load.listening import Listening
 from dispatch.posting.load.targets import origin_of
 from dispatch.posting.observe.stats import Ledger
@@ -29,6 +29,9 @@ BROKE_OFF: Final = ("TRANSPORT.DISCONNECTED", "UPSTREAM.TRUNCATED")
 PATIENCE: Final = 10.0
 """Seconds that what was in flight when a poster died waits for another one, before it goes to the local
 client."""
+FORGIVEN: Final = 16
+"""Most attempts that died with their poster and do not count: that was no doing of the request, or else
+`Strikes` ends it."""
 T = TypeVar("T")
 
 
@@ -37,8 +40,7 @@ class Shared:
     """What the POSTs of a pool have in common.
 
     ``sequence`` numbers attempts: two POSTs may have one request id, two attempts never one number.
-    ``remote`` is set while posters serve. ``pacing`` lets one retry at a time wait for the budget,
-    ``alone`` one suspect at a time be in flight."""
+    ``remote`` is set while posters serve. ``pacing`` lets one retry at a time wait for the budget."""
 
     admission: Admission[Lane]
     ledger: Ledger
@@ -49,10 +51,10 @@ class Shared:
     budget: RetryBudget
     hedging: Hedging | None
     poison_after: int
+    deaths: Deaths
     remote: asyncio.Event = field(default_factory=asyncio.Event)
     listening: Listening = field(default_factory=Listening)
     pacing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    alone: asyncio.Lock = field(default_factory=asyncio.Lock)
     sequence: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     async def pause(self, seconds: float) -> None:
@@ -70,6 +72,7 @@ class Post:
         "_avoid",
         "_body",
         "_caller",
+        "_died",
         "_ends",
         "_harmless",
         "_headers",
@@ -114,6 +117,7 @@ class Post:
         self._paced = False
         self._strikes = strikes
         self._harmless = False
+        self._died = 0
 
     @property
     def attempts(self) -> int:
@@ -131,7 +135,7 @@ class Post:
                 self._attempt,
                 first=first,
                 idempotent=self._idempotent,
-                max_attempts=max_attempts,
+                max_attempts=lambda: max_attempts + min(self._died, FORGIVEN),
                 remaining=self._remaining,
                 backoff=self._shared.backoff,
                 on_failure=self._failed,
@@ -154,7 +158,7 @@ class Post:
     async def _attempt(self, number: int) -> Reply:
         if self._paced:
             await self._in_time(self._pace(), "for the retry budget")
-        if self._strikes is None or not self._strikes.deaths:
+        if self._strikes is None or not self._strikes.weight:
             return await self._judged(number)
         async with contextlib.AsyncExitStack() as turn:
             await self._in_time(turn.enter_async_context(self._strikes.turn()), "for its turn as a suspect")
@@ -241,7 +245,7 @@ class Post:
                 shared.admission.release(lane)
                 raise self._late("for a place in the pool")
             strikes = self._strikes
-            if lane.via == "local" and strikes is not None and strikes.deaths and not self._harmless:
+            if lane.via == "local" and strikes is not None and strikes.weight and not self._harmless:
                 shared.admission.release(lane)
                 lane = None
                 await self._in_time(self._a_poster(strikes), "for a poster: it was there when one died")
@@ -269,7 +273,7 @@ class Post:
         """Wait until a poster serves again. What was in flight when posters died may be why, and in the
         local client it would take the pool's own process: after one death it goes there only when no
         poster comes back for a while, after more never."""
-        patience = PATIENCE if strikes.deaths == 1 else None
+        patience = PATIENCE if strikes.weight == 1 else None
         try:
             async with asyncio.timeout(patience):
                 await self._shared.remote.wait()
@@ -292,8 +296,9 @@ class Post:
             what = origin_of(self._url)
         else:
             return None
+        self._died += error.code == "ACTOR.DIED"
         if self._strikes is None:
-            self._strikes = Strikes(self._shared.alone, self._shared.poison_after)
+            self._strikes = Strikes(self._shared.deaths, self._shared.poison_after)
         return self._strikes.died(what, error.code)
 
     async def _in_time(self, wait: Awaitable[T], what: str) -> T:

@@ -27,7 +27,7 @@ from dispatch.posting.admission import Admission
 from dispatch.posting.attempts import Post, Shared
 from dispatch.posting.drop_in import Post as DropIn
 from dispatch.posting.drop_in import as_post
-from dispatch.posting.load import Hedging, LoadControl, RetryBudget, Strikes, Targets, TargetStats
+from dispatch.posting.load import Deaths, Hedging, LoadControl, RetryBudget, Strikes, Targets, TargetStats
 from dispatch.posting.observe.metrics import Metrics
 from dispatch.posting.observe.quiet import Quiet
 from dispatch.posting.observe.stats import Ledger, PoolStats
@@ -73,7 +73,8 @@ class PosterPool:
 
     ``concurrency``: exact ceiling of POSTs that servers see at once, over the whole cluster.
     ``posters_per_node``: posters on each node alive at the start. ``deadline``: default for a POST,
-    queueing and retries included, in seconds. ``max_attempts``: most times one POST is sent.
+    queueing and retries included, in seconds. ``max_attempts``: most times one POST is sent, those not
+    counted (up to 16) that died with their poster.
     ``local_fallback``: POST from this process while no poster is healthy. ``poster_options``: more
     options for the actors (``runtime_env``, ``resources``), as ``.options()`` of Ray takes them.
     ``transport``: what carries the exchanges (`transport.Transport`). ``load``: how servers that are
@@ -327,7 +328,7 @@ class PosterPool:
 
     def strikes(self) -> Strikes:
         """The memory of one request that is POSTed several times; see `post`."""
-        return Strikes(self._usable().alone, self._load.poison_after)
+        return Strikes(self._usable().deaths, self._load.poison_after)
 
     def as_post(self, *, deadline: float | None = None, idempotent: bool = True) -> DropIn:
         """This pool behind slime's calling convention; see `drop_in.as_post`."""
@@ -358,6 +359,7 @@ class PosterPool:
             ),
             Hedging(percentile=load.hedge_at, share=load.hedge_share) if load.hedge_at is not None else None,
             load.poison_after,
+            Deaths(loop.time),
             roster.remote,
         )
 

@@ -32,7 +32,7 @@ def test_the_first_attempt_follows_the_catalogue(code: Code) -> None:
     decision = decide(made)
     assert decision.action is expected
     assert str(code) in decision.why
-    assert (decision.delay > 0) == expected.sends_again
+    assert decision.action.sends_again or decision.delay == 0
 
 
 YES, NO = True, False
@@ -70,7 +70,9 @@ CASES = [
     ("BACKPRESSURE.RATE_LIMITED", {"retry_after": 7.0}, {"remaining": 6.9}, "give_up", 0.0),
     ("BACKPRESSURE.RATE_LIMITED", {"retry_after": 7.0}, {"remaining": 7.1}, "wait", 7.0),
     ("BACKPRESSURE.OVERLOADED", {}, {"idempotent": NO}, "wait", 0.1),
-    ("ACTOR.DIED", {}, {}, "recreate", 0.1),
+    ("ACTOR.DIED", {}, {}, "recreate", 0.0),  # load was not its cause: another one may have it at once
+    ("ACTOR.DIED", {}, {"attempt": 2}, "recreate", 0.2),
+    ("ACTOR.DIED", {"retry_after": 3.0}, {}, "recreate", 3.0),
     ("ACTOR.DIED", {}, {"idempotent": NO}, "give_up", 0.0),
     ("ACTOR.DIED", {"blame": Blame.NESTED}, {}, "retry_elsewhere", 0.1),  # our callee is alive
     ("ACTOR.NESTED_DIED", {}, {}, "retry_elsewhere", 0.1),

@@ -10,11 +10,12 @@ from dispatch.posting.load.budget import RetryBudget
 from dispatch.posting.load.fair import FairQueue
 from dispatch.posting.load.hedge import Hedging
 from dispatch.posting.load.settings import LoadControl
-from dispatch.posting.load.suspects import Strikes
+from dispatch.posting.load.suspects import Deaths, Strikes
 from dispatch.posting.load.targets import Ejected, Lease, Targets, TargetStats, Verdict
 from dispatch.posting.load.verdicts import verdict_of
 
 __all__ = [
+    "Deaths",
     "Ejected",
     "FairQueue",
     "Hedging",

@@ -6,44 +6,85 @@ thousand requests of which at most one is guilty; trying each of those alone wou
 stand. So after a first death it is tried again among the others, which clears nearly all of them; what
 was there at a second one too is tried alone, one suspect at a time; a third death while it is tried
 alone has hardly another cause, and ends it as REQUEST.POISON.
+
+Where things die anyway, being there proves nothing: deaths of late at which a request was not there count
+for it. A poison is there at all of them; a bystander on a cluster that loses a poster a second is not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from protocol import Code, CodedError
 
+WINDOW: Final = 60.0
+"""Seconds for which a death counts as of late."""
+SAME: Final = 2.0
+"""Seconds within which all who were there tell of one death."""
+KEEP: Final = 256
+"""Most deaths that are remembered."""
 _OPEN: Final[AbstractAsyncContextManager[None]] = contextlib.nullcontext()
+
+
+class Deaths:
+    """The deaths of late, of engines and of posters; one for the whole pool. ``now`` is its clock
+    (seconds), ``alone`` the gate that lets one suspect at a time through: asyncio's own lock is what is
+    wanted of it, first come first served, and no turn is lost to a cancellation."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.alone = asyncio.Lock()
+        self._now = now
+        self._numbers = 0
+        self._late: deque[tuple[float, int]] = deque(maxlen=KEEP)
+        self._last: dict[str, tuple[float, int]] = {}
+
+    def note(self, what: str) -> int:
+        """``what`` died. The death's number, the same for all who tell of it."""
+        now = self._now()
+        known = self._last.get(what)
+        if known is not None and now - known[0] <= SAME:
+            return known[1]
+        self._numbers += 1
+        if len(self._last) >= KEEP:
+            self._last = {one: seen for one, seen in self._last.items() if now - seen[0] <= SAME}
+        self._last[what] = now, self._numbers
+        self._late.append((now, self._numbers))
+        return self._numbers
+
+    def others(self, attended: set[int]) -> int:
+        """How many deaths of late there were besides those in ``attended``."""
+        since = self._now() - WINDOW
+        while self._late and self._late[0][0] < since:
+            self._late.popleft()
+        return sum(1 for _, number in self._late if number not in attended)
 
 
 class Strikes:
     """The deaths that one request was there at. Its POST makes one when it sees the first of them, and
-    keeps it: not by id, which two POSTs may share.
+    keeps it: not by id, which two POSTs may share. ``most`` deaths that nothing else explains end it."""
 
-    ``gate`` is one for the whole pool; asyncio's own lock is what is wanted of it: first come first
-    served, and no turn is lost to a cancellation. ``most`` deaths end the request."""
+    __slots__ = ("_attended", "_deaths", "_most", "_register", "weight")
 
-    __slots__ = ("_deaths", "_gate", "_most")
-
-    def __init__(self, gate: asyncio.Lock, most: int = 3) -> None:
-        self._gate = gate
+    def __init__(self, register: Deaths, most: int = 3) -> None:
+        self.weight = 0
+        """How many of its deaths nothing else explains."""
+        self._register = register
         self._most = most
+        self._attended: set[int] = set()
         self._deaths: list[tuple[str, str]] = []
-
-    @property
-    def deaths(self) -> int:
-        """How many engines or posters died with the request in flight."""
-        return len(self._deaths)
 
     def died(self, what: str, code: Code | str) -> CodedError | None:
         """``what`` (an engine, a poster) died with the request in flight, seen as ``code``. The error to
         end the request with, None while it may be tried again."""
+        self._attended.add(self._register.note(what))
         self._deaths.append((what, str(code)))
-        if len(self._deaths) < self._most:
+        self.weight = max(len(self._deaths) - self._register.others(self._attended), 0)
+        if self.weight < self._most:
             return None
         named = [what for what, _ in self._deaths]
         return CodedError(
@@ -55,4 +96,4 @@ class Strikes:
     def turn(self) -> AbstractAsyncContextManager[None]:
         """Around each attempt, and around the wait for its place, so that whoever waits here occupies none:
         passes at once, until only one more death is left; then one suspect at a time."""
-        return self._gate if len(self._deaths) >= self._most - 1 else _OPEN
+        return self._register.alone if self.weight >= self._most - 1 else _OPEN

@@ -43,8 +43,9 @@ CROWD: Final = 16
 this many has ended: at 16 and fewer each goes out at once."""
 PATIENCE: Final = 10.0
 """Seconds after which a call that waits is answered though there is nothing to say."""
-WAITING: Final = 12
-"""Most calls that wait for outcomes; older ones are answered."""
+WAITING: Final = 8
+"""Most calls that wait for outcomes; older ones are answered. Below `batching.MAX_CALLS`, so that the pool
+always has a call left to bring more with."""
 
 
 class PosterInfo(msgspec.Struct, frozen=True):

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import random
 
-from dispatch.posting.load.suspects import Strikes
+from dispatch.posting.load.suspects import KEEP, SAME, WINDOW, Deaths, Strikes
 from protocol import CodedError
-from tests.dispatch.posting.load.virtual import run, settle
+from tests.dispatch.posting.load.virtual import Clock, run, settle
 
 
-def struck(gate: asyncio.Lock, deaths: int = 2) -> Strikes:
-    strikes = Strikes(gate)
-    for number in range(deaths):
+def struck(deaths: Deaths, times: int = 2) -> Strikes:
+    strikes = Strikes(deaths)
+    for number in range(times):
         assert strikes.died(f"poster/{number}", "ACTOR.DIED") is None
     return strikes
 
 
+def register() -> tuple[Deaths, Clock]:
+    clock = Clock()
+    return Deaths(clock), clock
+
+
 def test_the_third_death_is_the_end_and_tells_of_all() -> None:
-    strikes = struck(asyncio.Lock())
+    strikes = struck(register()[0])
     error = strikes.died("engine/7", "ENGINE.EXITED")
     assert isinstance(error, CodedError)
     assert error.code == "REQUEST.POISON"
@@ -26,25 +31,62 @@ def test_the_third_death_is_the_end_and_tells_of_all() -> None:
         "deaths": ["poster/0", "poster/1", "engine/7"],
         "codes": ["ACTOR.DIED", "ACTOR.DIED", "ENGINE.EXITED"],
     }
-    assert strikes.deaths == 3
+    assert strikes.weight == 3
 
 
 def test_how_many_is_a_setting() -> None:
-    gate = asyncio.Lock()
-    assert Strikes(gate, most=1).died("a", "ACTOR.DIED") is not None
-    two = Strikes(gate, most=2)
-    assert two.turn() is not gate
+    deaths, _ = register()
+    assert Strikes(deaths, most=1).died("a", "ACTOR.DIED") is not None
+    two = Strikes(deaths, most=2)
+    assert two.turn() is not deaths.alone
     two.died("a", "ACTOR.DIED")
-    assert two.turn() is gate
+    assert two.turn() is deaths.alone
+
+
+def test_deaths_at_which_it_was_not_there_count_for_it() -> None:
+    deaths, clock = register()
+    for number in range(3):
+        deaths.note(f"poster/{number}.9")
+    bystander = Strikes(deaths)
+    for number in range(4):
+        clock.now += SAME + 1
+        assert bystander.died(f"poster/{number}.1", "ACTOR.DIED") is None
+        deaths.note(f"poster/{number}.2")
+        assert bystander.weight == 0
+    clock.now += WINDOW + 1  # all of that is long ago: what it is there at now has no other cause
+    assert bystander.died("poster/0.7", "ACTOR.DIED") is not None
+
+
+def test_all_who_were_there_tell_of_one_death() -> None:
+    deaths, clock = register()
+    everybody = [Strikes(deaths) for _ in range(50)]
+    for one in everybody:
+        one.died("http://engine:80", "TRANSPORT.DISCONNECTED")
+        clock.now += SAME / 100
+    assert {one.weight for one in everybody} == {1}
+    clock.now += SAME + 1  # the same engine again, after its restart
+    assert everybody[0].died("http://engine:80", "TRANSPORT.DISCONNECTED") is None
+    assert everybody[0].weight == 2
+    assert everybody[1].died("http://engine:80", "TRANSPORT.DISCONNECTED") is None
+    assert everybody[1].weight == 2
+
+
+def test_a_register_of_many_deaths_stays_small() -> None:
+    deaths, clock = register()
+    for number in range(10 * KEEP):
+        clock.now += SAME + 0.1
+        deaths.note(f"poster/{number}")
+    assert len(deaths._last) <= KEEP
+    assert deaths.others(set()) <= WINDOW / SAME
 
 
 def test_up_to_one_death_nobody_waits() -> None:
     async def scenario() -> None:
-        gate = asyncio.Lock()
-        alone, first, second = struck(gate), struck(gate, 0), struck(gate, 1)
+        deaths, _ = register()
+        first, second, alone = struck(deaths, 0), struck(deaths, 1), struck(deaths)
         async with alone.turn(), first.turn(), second.turn(), second.turn():
-            assert gate.locked()
-        assert not gate.locked()
+            assert deaths.alone.locked()
+        assert not deaths.alone.locked()
 
     run(scenario())
 
@@ -52,12 +94,12 @@ def test_up_to_one_death_nobody_waits() -> None:
 def test_one_suspect_at_a_time_in_order_whoever_is_cancelled() -> None:
     async def scenario(seed: int) -> None:
         rng = random.Random(seed)
-        gate = asyncio.Lock()
+        deaths, _ = register()
         inside: list[int] = []
         order: list[int] = []
 
         async def one(number: int) -> None:
-            async with struck(gate).turn():
+            async with struck(deaths).turn():
                 inside.append(number)
                 order.append(number)
                 assert len(inside) == 1
@@ -76,7 +118,7 @@ def test_one_suspect_at_a_time_in_order_whoever_is_cancelled() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         await settle()
         assert order == sorted(order)
-        assert not gate.locked()
+        assert not deaths.alone.locked()
 
     for seed in range(50):
         run(scenario(seed))
