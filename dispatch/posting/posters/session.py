@@ -4,7 +4,8 @@ Others may end it under the pool. ``ray.shutdown()`` does; then the next call of
 most else of Ray's API would start a new cluster of its own accord, on the caller's loop, while what was
 awaited is never answered. And the raylet of this node may be killed, which takes with it all that this
 process owns, wherever it runs: no poster can be made any more, and with Ray 2.60 the first ``ray.put``
-after that ends the process, with status 1 and without an exception.
+after that ends the process, with status 1 and without an exception. So each is preceded by a look;
+what remains is a message that is being put there in the very moment of the raylet's death.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Session:
     def __init__(self) -> None:
         self.node, self._job = _who()
         self._socket = _raylet_socket()
+        if self.orphaned() is not None:  # this Ray is here, so what was found is not where its raylet listens
+            self._socket = None
 
     def ended(self) -> CodedError | None:
         """POOL.MISUSE where Ray was shut down since, or is another one now."""
