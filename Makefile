@@ -15,7 +15,7 @@ help:
 	@echo "make rollout  sample examples/prompts.jsonl while a poster and an engine are killed"
 	@echo "make test     lint, types and all tests, the chaos tests included"
 	@echo "make lint     ruff, mypy --strict, basedpyright and the import direction"
-	@echo "make bench    the cost of the error protocol; throughput beside a plain Ray-actor POST pool"
+	@echo "make bench    the cost of the error protocol; the pool beside a plain one, under kills, and at scale"
 	@echo "make soak     the long random runs that make test leaves out"
 	@echo "make docs     write docs/codes.md anew from the catalogue"
 	@echo "make matrix   write docs/matrix.md anew: boundary by exception shape, on a real Ray"
@@ -45,6 +45,8 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.error_protocol
 	$(BIN)/python -m benchmarks.pool
+	$(BIN)/python -m benchmarks.goodput
+	$(BIN)/python -m benchmarks.scale
 
 soak: $(STAMP)
 	$(PYTEST) -m soak --timeout 3600 -s

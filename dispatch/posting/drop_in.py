@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from protocol import CodedError
+from dispatch.posting.request import check_count
 
 if TYPE_CHECKING:  # the pool has a method that calls this
     from dispatch.posting.pool import PosterPool
@@ -40,10 +40,7 @@ def as_post(pool: PosterPool, *, deadline: float | None = None, idempotent: bool
         max_retries: int = 60,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        if not isinstance(max_retries, int) or isinstance(max_retries, bool) or max_retries < 1:
-            raise CodedError(
-                "REQUEST.INVALID", f"max_retries is {max_retries!r}: a whole number of at least 1, please"
-            )
+        check_count(max_retries, "max_retries")
         reply = await pool.post(
             url,
             {} if payload is None else payload,

@@ -40,6 +40,7 @@ from dispatch.posting.posters.roster import Roster
 from dispatch.posting.request import (
     Reply,
     Request,
+    check_count,
     check_deadline,
     check_headers,
     check_id,
@@ -109,10 +110,7 @@ class PosterPool:
             ("posters_per_node", posters_per_node),
             ("max_attempts", max_attempts),
         ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise CodedError(
-                    "CONFIG.INVALID", f"{name} is {value!r}: a whole number of at least 1, please"
-                )
+            check_count(value, name, "CONFIG.INVALID")
         self._concurrency = concurrency
         self._posters_per_node = posters_per_node
         self._deadline = check_deadline(deadline)
@@ -126,6 +124,7 @@ class PosterPool:
         self._ledger = Ledger()
         self._admission: Admission[Lane] = Admission(concurrency)
         self._closing = asyncio.Event()
+        self._closed = asyncio.Event()
         self._backoff = backoff
         self._load = load
         self._metrics = Metrics() if metrics else None
@@ -209,6 +208,7 @@ class PosterPool:
         sent_headers = check_headers(headers)
         id = check_id(request_id)
         budget = self._deadline if deadline is None else check_deadline(deadline)
+        most = self._max_attempts if max_attempts is None else check_count(max_attempts, "max_attempts")
         post = Post(
             shared,
             id,
@@ -229,7 +229,7 @@ class PosterPool:
         ledger.in_flight += 1
         self._idle.clear()
         try:
-            reply = await post.run(max_attempts or self._max_attempts)
+            reply = await post.run(most)
         except asyncio.CancelledError:
             ledger.cancelled += 1
             code = "CANCEL.CALLER"
@@ -302,9 +302,18 @@ class PosterPool:
     async def close(self) -> None:
         """End the pool: outstanding POSTs fail with POOL.CLOSED, and afterwards no actor, process or
         connection of it is left. Idempotent."""
-        if self._loop is None or self._closing.is_set():
+        if self._loop is None:
+            return
+        if self._closing.is_set():
+            await self._closed.wait()  # by whoever came first
             return
         self._closing.set()
+        try:
+            await self._end()
+        finally:
+            self._closed.set()
+
+    async def _end(self) -> None:
         closed = CodedError("POOL.CLOSED", "the pool was closed before the request was sent")
         self._admission.close(closed)
         if self._shared is not None:

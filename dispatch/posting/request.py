@@ -286,6 +286,13 @@ def check_id(request_id: str | None) -> str:
     return request_id
 
 
+def check_count(value: Any, name: str, code: str = "REQUEST.INVALID") -> int:
+    """A whole number of at least 1; CodedError ``code`` that names it otherwise."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CodedError(code, f"{name} is {value!r}: a whole number of at least 1, please")
+    return value
+
+
 def check_deadline(deadline: float) -> float:
     """A deadline in seconds from now; it must be a positive, finite number."""
     if not isinstance(deadline, int | float) or isinstance(deadline, bool) or not 0 < deadline < 1e7:

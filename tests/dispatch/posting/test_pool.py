@@ -79,6 +79,8 @@ async def test_bad_input_is_refused_and_not_counted(make_pool: MakePool, witness
             pool.post(url, {}, deadline=-1),
             pool.post(url, {}, headers={"a": "b\nc"}),
             pool.post(url, {}, request_id=""),
+            pool.post(url, {}, max_attempts=0),
+            pool.post(url, {}, max_attempts="3"),  # type: ignore[arg-type]
         ):
             assert await code_from(awaitable) == "REQUEST.INVALID"
         assert pool.stats().submitted == 0
