@@ -290,13 +290,15 @@ class Post:
         """Whether an engine or a poster died with this in flight, and whether that was once too often."""
         if self._shared.closing.is_set():
             return None
-        if error.code == "ACTOR.DIED":
+        # A server may say ACTOR.DIED too, of an actor of its own or to be forgiven: its word has a status.
+        poster = error.code == "ACTOR.DIED" and error.data.get("status") is None
+        if poster:
             what = self._last
         elif error.code in BROKE_OFF and not await self._shared.listening.at(origin_of(self._url)):
             what = origin_of(self._url)
         else:
             return None
-        self._died += error.code == "ACTOR.DIED"
+        self._died += poster
         if self._strikes is None:
             self._strikes = Strikes(self._shared.deaths, self._shared.poison_after)
         return self._strikes.died(what, error.code)

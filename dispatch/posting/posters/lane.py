@@ -100,10 +100,8 @@ class PosterLane:
             self._actor = poster_class().options(**options).remote(connections, transport)
             async with asyncio.timeout(self._health.start_timeout):
                 self.info = await self._started()
-        except (
-            BaseException
-        ) as exc:  # cancelled, timed out, failed: the actor, whatever became of it, is not kept
-            self._kill()
+        except BaseException as exc:
+            self._kill()  # cancelled, timed out or failed: the actor, whatever became of it, is not kept
             self.state = State.DEAD
             if isinstance(exc, TimeoutError):
                 detail = (

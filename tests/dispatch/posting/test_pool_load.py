@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -15,7 +16,8 @@ from dispatch.posting import PosterPool, Request
 from dispatch.posting.load import LoadControl
 from dispatch.posting.transports.aiohttp_transport import AiohttpTransport
 from faults import Backoff
-from protocol import CodedError
+from protocol import CodedError, mint
+from protocol.carriers.http_reply import HEADER
 from tests.support.events import EventFile
 from tests.support.fixtures import MakePool
 from tests.support.mortal import DEADLY, Mortal
@@ -163,6 +165,17 @@ async def test_a_request_that_kills_posters_ends_as_poison_and_never_reaches_the
         await asyncio.gather(*innocent)
         await until(lambda: pool.stats().recreated == 3, 30)
     assert len(events.named("poster.died")) == 3
+
+
+async def test_a_server_that_says_a_poster_died_gets_no_more_attempts_for_it(
+    make_pool: MakePool, witness: Witness
+) -> None:
+    said = quote(mint("ACTOR.DIED"))
+    async with make_pool(8, max_attempts=3, backoff=PROMPT) as pool:
+        url = witness.url("status", f"status=500&h-{HEADER}={said}")
+        assert await outcome(pool.post(url, {}, request_id="liar")) == "ACTOR.DIED"
+        assert witness.arrivals("liar") == 3
+        assert pool.stats().recreated == 0
 
 
 # ---- hedging and fairness
