@@ -68,7 +68,7 @@ class Unsent(Exception):
 class _Flight:
     """One request on its way. ``call`` is the call it went with last; None while it waits for one."""
 
-    __slots__ = ("call", "due", "ends", "future", "item", "sent")
+    __slots__ = ("call", "ends", "future", "item", "sent", "slot")
 
     def __init__(self, item: Item, ends: float, loop: asyncio.AbstractEventLoop) -> None:
         self.item = item
@@ -76,7 +76,7 @@ class _Flight:
         self.future: asyncio.Future[Outcome | None] = loop.create_future()  # None: never sent
         self.call: _Call | None = None
         self.sent = False
-        self.due: set[int] = set()  # the attempts that are looked at together; see `Batcher._look_later`
+        self.slot = math.ceil((ends + GRACE) / COARSE)  # when it is looked at, with others; `_look_later`
 
 
 class _Call:
@@ -147,7 +147,7 @@ class Batcher:
             self._abandon(flight)
             raise
         finally:
-            flight.due.discard(item.attempt)
+            self._look_no_more(flight)
         if outcome is None:
             raise Unsent
         if isinstance(outcome, CodedError):
@@ -302,13 +302,21 @@ class Batcher:
     def _look_later(self, flight: _Flight) -> None:
         """Look at it when its deadline and the grace have passed. Those whose time is nearly the same share
         a timer: one each would cost more than all else here."""
-        slot = math.ceil((flight.ends + GRACE) / COARSE)
+        slot = flight.slot
         due = self._due.get(slot)
         if due is None:
             due = self._due[slot] = set()
             self._timers[slot] = self._loop.call_at(slot * COARSE, self._look, slot)
         due.add(flight.item.attempt)
-        flight.due = due
+
+    def _look_no_more(self, flight: _Flight) -> None:
+        due = self._due.get(flight.slot)
+        if due is None:
+            return
+        due.discard(flight.item.attempt)
+        if not due:  # a set keeps the room that it once needed, and a deadline may be hours away
+            del self._due[flight.slot]
+            self._timers.pop(flight.slot).cancel()
 
     def _look(self, slot: int) -> None:
         del self._timers[slot]

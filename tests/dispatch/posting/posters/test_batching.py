@@ -442,3 +442,13 @@ async def test_a_message_that_cannot_be_packed_fails_its_requests(
     with pytest.raises(CodedError) as caught:
         await asyncio.wait_for(task, 5)
     assert caught.value.code == "NODE.OUT_OF_MEMORY"
+
+
+async def test_what_is_done_leaves_nothing_until_its_deadline(bench: Bench) -> None:
+    for number in range(50):
+        task = bench.run(number, budget=600.0 + number)
+        await turns()
+        bench.wire.answer(bench.wire.open()[0], (number, ANSWER))
+        await task
+    assert bench.batcher._due == {}
+    assert bench.batcher._timers == {}
