@@ -47,7 +47,7 @@ from protocol import CodedError, Events
 
 SERVICE_TIME: Final = 0.1
 POSTERS: Final = 4
-IN_FLIGHT: Final = 128
+IN_FLIGHT: Final = 64
 """Two cores, of which a new Ray worker takes 0.6 s a second: with more in flight these two compete, and it
 is the machine that is measured."""
 WARM: Final = 60.0
