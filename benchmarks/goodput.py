@@ -18,18 +18,13 @@ import asyncio
 import json
 import logging
 import random
-import re
-import resource
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +33,7 @@ import ray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.server import serving
 from chaos import strike
 from dispatch.posting import PosterPool
 from dispatch.posting.observe.stats import PoolStats
@@ -59,69 +55,6 @@ LEAST_KILLED: Final = 0.75
 LEAST_GOODPUT: Final = 0.9
 MOST_P99: Final = 3.0
 AT_ONCE: Final = Recreation(Backoff(0.1, 0.1), budget=10_000)
-
-_REPLY: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-_BODY: Final = json.dumps({"text": "x" * 200}).encode()
-_LENGTH: Final = re.compile(rb"\r\ncontent-length: *([0-9]+)\r\n", re.IGNORECASE)
-_ID: Final = re.compile(rb"\r\nx-request-id: *([^\r]*)\r\n", re.IGNORECASE)
-
-
-class _Counting(asyncio.Protocol):
-    """One connection. A POST is counted and answered `SERVICE_TIME` later, a GET is told the counts."""
-
-    def __init__(self, arrived: Counter[str]) -> None:
-        self._arrived = arrived
-        self._loop = asyncio.get_running_loop()
-        self._come = b""
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._come += data
-        while (end := self._come.find(b"\r\n\r\n")) >= 0:
-            found = _LENGTH.search(self._come, 0, end + 2)
-            size = end + 4 + (int(found.group(1)) if found else 0)
-            if len(self._come) < size:
-                return
-            head, self._come = self._come[: end + 2], self._come[size:]
-            if head.startswith(b"GET"):
-                more = {id: count for id, count in self._arrived.items() if count > 1}
-                self._answer(json.dumps({"ids": len(self._arrived), "more": more}).encode())
-                continue
-            named = _ID.search(head)
-            self._arrived[named.group(1).decode() if named else ""] += 1
-            self._loop.call_later(SERVICE_TIME, self._answer, _BODY)
-
-    def _answer(self, body: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(_REPLY % (len(body), body))
-
-
-async def _serve() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    arrived: Counter[str] = Counter()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Counting(arrived), "127.0.0.1", 0, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await asyncio.Event().wait()
-
-
-@contextmanager
-def _counting() -> Iterator[str]:
-    """Start the server in a process of its own; yields the URL to POST to, and to GET the counts from."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.goodput", "--serve"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert child.stdout is not None
-        yield f"http://127.0.0.1:{int(child.stdout.readline())}/generate"
-    finally:
-        child.kill()
-        child.wait()
 
 
 @dataclass(slots=True)
@@ -200,7 +133,10 @@ async def _killer(pool: PosterPool, run: Run, seed: int) -> None:
 async def measure(seconds: float, seed: int, events: Path, *, kill: bool) -> Run:
     """One run, on a pool and a server of its own."""
     run = Run()
-    with _counting() as url, Events.to_file(events, run="goodput", role="pool") as sink:
+    with (
+        serving(SERVICE_TIME, counting=True) as url,
+        Events.to_file(events, run="goodput", role="pool") as sink,
+    ):
         async with PosterPool(IN_FLIGHT, POSTERS, 120.0, recreation=AT_ONCE, events=sink) as pool:
             callers = [asyncio.create_task(_caller(pool, url, run, n, seed)) for n in range(IN_FLIGHT)]
             async with asyncio.timeout(WARM):
@@ -313,11 +249,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Goodput while a poster a second is killed.")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of the two runs")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     said = parser.parse_args()
-    if said.serve:
-        asyncio.run(_serve())
-        sys.exit(0)
     ray.init(
         address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
     )

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
 import psutil
+
+POLITE: Final = 1.0
+"""Seconds that a process which was asked to end gets to do so by itself."""
+CONFIRM: Final = 10.0
+"""Seconds within which a killed process must be known to have ended."""
 
 
 def same_process(pid: int, create_time: float) -> psutil.Process | None:
@@ -19,3 +29,25 @@ def same_process(pid: int, create_time: float) -> psutil.Process | None:
 def is_alive(pid: int, create_time: float) -> bool:
     """Whether that very process still runs."""
     return same_process(pid, create_time) is not None
+
+
+async def see_gone(pid: int, create_time: float) -> bool:
+    """See that a process ends which was asked to: one that is stopped or wedged cannot do so by itself, and
+    SIGKILL can. True when it is known to be gone, within `POLITE` and `CONFIRM` seconds."""
+    if await until(lambda: not is_alive(pid, create_time), POLITE):
+        return True
+    process = same_process(pid, create_time)
+    if process is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    return await until(lambda: not is_alive(pid, create_time), CONFIRM)
+
+
+async def until(true: Callable[[], bool], timeout: float) -> bool:
+    """Poll ``true`` until it holds or ``timeout`` seconds have passed; the last answer."""
+    end = asyncio.get_running_loop().time() + timeout
+    while not true():
+        if asyncio.get_running_loop().time() >= end:
+            return False
+        await asyncio.sleep(0.01)
+    return True

@@ -99,7 +99,7 @@ class Admission(Generic[L]):
         entry = self._queue.push(caller, _Waiter(future, avoid))
         try:
             return await future
-        except BaseException:
+        except BaseException:  # raised again: whatever ends the wait must not keep a place
             self._queue.discard(entry)
             if future.done() and not future.cancelled() and future.exception() is None:
                 self.release(future.result())  # handed over in the instant of the cancellation

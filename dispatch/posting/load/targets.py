@@ -130,7 +130,7 @@ class Target:
         self._hand_out()
         try:
             return await future
-        except BaseException:
+        except BaseException:  # raised again: whatever ends the wait must not keep a lease
             self.queue.discard(entry)
             if future.done() and not future.cancelled() and future.exception() is None:
                 future.result().done(Verdict.NONE)  # handed over in the instant of the cancellation

@@ -46,8 +46,8 @@ GATHER: Final = 0.001
 """Seconds in which requests gather for one call."""
 FAILURES: Final = 3
 """Calls in a row that may fail before their requests fail with them."""
-
-
+DEAD: Final = ("ACTOR.DIED", "NODE.PREEMPTED", "ACTOR.INIT_FAILED")
+"""What Ray says of an actor that is gone for good."""
 LOST: Final = ("ACTOR", "CANCEL", "NODE", "TIMEOUT")
 """Families of failures of a call that say nothing of its requests."""
 
@@ -267,16 +267,15 @@ class Batcher:
         if flight is not None:
             self._finish(flight, outcome)
             self._release()
-        elif attempt in self._held:  # too late for its caller, but now it is known to have stopped
-            self._held.remove(attempt)
-            self._release()
+        else:  # too late for its caller, but now it is known to have stopped
+            self._stopped((attempt,))
 
     def _failed(self, call: _Call, exc: Exception) -> None:
         self._again = True  # outcomes, of whatever requests, may have been on their way back with it
         if call.revoked:
             return
         fault = classify(exc)
-        if fault.code in ("ACTOR.DIED", "ACTOR.INIT_FAILED", "NODE.PREEMPTED"):
+        if fault.code in DEAD:
             error = CodedError.from_exception(exc, fault.code, data={"poster": self._name})
             self.settle(error)
             self._died(error)

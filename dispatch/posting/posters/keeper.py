@@ -9,10 +9,11 @@ from typing import Any
 
 from dispatch.posting.observe.stats import Ledger, PosterStats, Recovery
 from dispatch.posting.posters.batching import MAX_CALLS
-from dispatch.posting.posters.lane import Health, Lane, PosterLane, State, until
+from dispatch.posting.posters.lane import Health, Lane, PosterLane, State
 from dispatch.posting.posters.placement import affinity
 from dispatch.posting.posters.session import Session
 from dispatch.posting.transports.client import Transport
+from dispatch.processes import until
 from faults import Backoff, classify
 from protocol import CodedError, Events
 

@@ -12,27 +12,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-import psutil
 import ray
 from ray.exceptions import RayError
 
-from dispatch.posting.posters.batching import Batcher
+from dispatch.posting.posters.batching import DEAD, Batcher
 from dispatch.posting.posters.local import LocalLane
 from dispatch.posting.posters.poster import PosterInfo, Pulse, poster_class
 from dispatch.posting.posters.session import Session
 from dispatch.posting.posters.wire import LARGE
 from dispatch.posting.request import Answer, Item
 from dispatch.posting.transports.client import Transport
-from dispatch.processes import is_alive, same_process
+from dispatch.processes import CONFIRM, see_gone
 from faults import classify
 from protocol import CodedError
-
-CONFIRM: Final = 10.0
-"""Seconds within which a killed poster must be known to have ended."""
-DEAD: Final = ("ACTOR.DIED", "NODE.PREEMPTED", "ACTOR.INIT_FAILED")
-"""What Ray says of an actor that is gone for good."""
-POLITE: Final = 1.0
-"""Seconds that a worker gets to exit by itself after ray.kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +92,7 @@ class PosterLane:
             self._actor = poster_class().options(**options).remote(connections, transport)
             async with asyncio.timeout(self._health.start_timeout):
                 self.info = await self._started()
-        except BaseException as exc:
+        except BaseException as exc:  # raised again below
             self._kill()  # cancelled, timed out or failed: the actor, whatever became of it, is not kept
             self.state = State.DEAD
             if isinstance(exc, TimeoutError):
@@ -269,14 +261,7 @@ class PosterLane:
     async def _confirm_gone(self) -> bool:
         info = self.info
         if info is not None and info.node == self._session.node:
-            # ray.kill asks the worker to exit; a stopped or wedged one cannot, and SIGKILL can.
-            if await until(lambda: not is_alive(info.pid, info.create_time), POLITE):
-                return True
-            process = same_process(info.pid, info.create_time)
-            if process is not None:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            return await until(lambda: not is_alive(info.pid, info.create_time), CONFIRM)
+            return await see_gone(info.pid, info.create_time)
         # On another node the raylet kills it, and the call that never returns fails when it is gone. It also
         # breaks off when the node merely cannot be reached, and then it has to be set again.
         end = asyncio.get_running_loop().time() + CONFIRM
@@ -296,13 +281,3 @@ class PosterLane:
 
 
 Lane = PosterLane | LocalLane
-
-
-async def until(true: Callable[[], bool], timeout: float) -> bool:
-    """Poll ``true`` until it holds or ``timeout`` seconds have passed; the last answer."""
-    end = asyncio.get_running_loop().time() + timeout
-    while not true():
-        if asyncio.get_running_loop().time() >= end:
-            return False
-        await asyncio.sleep(0.01)
-    return True

@@ -27,9 +27,8 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dispatch.posting.posters.lane import CONFIRM, POLITE, until
 from dispatch.posting.posters.session import Session
-from dispatch.processes import is_alive, same_process
+from dispatch.processes import see_gone
 
 PATIENCE: Final = 30.0
 """Seconds after which an actor that does not answer is replaced. It may only be waiting for the GCS; but
@@ -172,13 +171,7 @@ class Scout:
         if sight is None:
             return
         # The kill goes through the GCS, which may be away; the actor runs on this node.
-        if await until(lambda: not is_alive(sight.pid, sight.create_time), POLITE):
-            return
-        process = same_process(sight.pid, sight.create_time)
-        if process is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        await until(lambda: not is_alive(sight.pid, sight.create_time), CONFIRM)
+        await see_gone(sight.pid, sight.create_time)
 
     async def _look(self) -> Nodes | None:
         for _ in range(2):  # the second time with a new actor, when the old one turns out to be dead

@@ -19,7 +19,8 @@ import pytest
 from dispatch.posting import PosterPool, Request
 from dispatch.posting.pool import AHEAD
 from dispatch.posting.posters.keeper import Recreation
-from dispatch.posting.posters.lane import Health, same_process
+from dispatch.posting.posters.lane import Health
+from dispatch.processes import same_process
 from faults import Backoff
 from protocol import CodedError
 from tests.support.events import EventFile

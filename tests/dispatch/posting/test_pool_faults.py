@@ -7,7 +7,6 @@ What breaks Ray itself runs in a driver of its own, see `fault_drive`."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -30,6 +29,7 @@ from faults import Backoff
 from protocol import CodedError, catalogue
 from tests.dispatch.posting.posters.fault_drive import CONCURRENCY
 from tests.dispatch.posting.test_pool_misuse import drive
+from tests.support.cgroup import memory_cgroup_of
 from tests.support.events import EventFile
 from tests.support.fixtures import QUICK, MakePool
 from tests.support.ray_side import actor_of, on_poster
@@ -105,21 +105,8 @@ async def test_a_poster_that_holds_the_gil_is_replaced_within_its_health_budget(
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A memory cgroup of the test's own, where this machine lets us make one."""
-    one, two = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-    root, limit = (one, "memory.limit_in_bytes") if one.is_dir() else (two, "memory.max")
-    made = root / f"failsoft-pool-{os.getpid()}"
-    try:
-        made.mkdir()
-        (made / "cgroup.procs").read_text()  # a real one: in any other directory nothing would be limited
-        (made / limit).write_text(str(96 * 2**20))
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            made.rmdir()
-        pytest.skip(f"no memory cgroup can be made here: {exc}")
-    yield made
-    until_sync(lambda: not (made / "cgroup.procs").read_text(), what="the cgroup is empty")
-    made.rmdir()
+    with memory_cgroup_of(96 * 2**20) as made:
+        yield made
 
 
 async def test_a_poster_that_the_kernel_kills_for_its_memory_is_replaced(

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,8 @@ from faults.meanings import meaning
 from protocol import Code, Family, Reading, Trust, catalogue
 from protocol.carriers.error_file import failure_of
 from protocol.carriers.exit_status import memory_cgroup, oom_kills, read_status, status_of
+from tests.support.cgroup import memory_cgroup_of
 from tests.support.signals import no_signal_ignored
-from tests.support.wait import until_sync
 
 SYSEXITS = {
     os.EX_USAGE: ("EX_USAGE", "CONFIG.INVALID"),
@@ -293,21 +292,8 @@ def test_the_count_of_this_kernel_is_unmoved_by_a_kill_from_outside() -> None:
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A memory cgroup of the test's own, of 64 MB, where this machine lets us make one."""
-    one, two = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-    root, limit = (one, "memory.limit_in_bytes") if one.is_dir() else (two, "memory.max")
-    made = root / f"failsoft-test-{os.getpid()}"
-    try:
-        made.mkdir()
-        (made / "cgroup.procs").read_text()  # a real one: in any other directory nothing would be limited
-        (made / limit).write_text(str(64 * 2**20))
-    except OSError as exc:
-        with suppress(OSError):
-            made.rmdir()
-        pytest.skip(f"no memory cgroup can be made here: {exc}")
-    yield made
-    until_sync(lambda: not (made / "cgroup.procs").read_text(), what="the cgroup is empty")
-    made.rmdir()
+    with memory_cgroup_of(64 * 2**20) as made:
+        yield made
 
 
 def test_a_child_that_the_kernel_kills_for_its_memory(small_cgroup: Path, tmp_path: Path) -> None:
