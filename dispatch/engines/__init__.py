@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dispatch.engines.fleet import EngineFleet
+    from dispatch.engines.keeping.supervisor import EngineSupervisor
     from dispatch.engines.spec import EngineSpec, EngineStatus, embedded_spec
-    from dispatch.engines.supervisor import EngineSupervisor
 
 __all__ = ["EngineFleet", "EngineSpec", "EngineStatus", "EngineSupervisor", "embedded_spec"]
 
@@ -24,7 +24,7 @@ _HOME = {
     "EngineFleet": "fleet",
     "EngineSpec": "spec",
     "EngineStatus": "spec",
-    "EngineSupervisor": "supervisor",
+    "EngineSupervisor": "keeping.supervisor",
     "embedded_spec": "spec",
 }
 

@@ -1,6 +1,6 @@
 """EngineFleet: a set of engines that is kept alive, and the list of those that may be used.
 
-One task an engine (`dispatch.engines.keeper`): an engine whose health call hangs delays nobody's
+One task an engine (`dispatch.engines.keeping.keeper`): an engine whose health call hangs delays nobody's
 checks but its own. The fleet owns its supervisors: they are not detached, so they end with the
 driver, and every engine ends with its supervisor.
 """
@@ -14,7 +14,7 @@ from typing import Self
 
 import ray
 
-from dispatch.engines.keeper import Keeper, Recovery
+from dispatch.engines.keeping.keeper import Keeper, Recovery
 from dispatch.engines.spec import EngineSpec, EngineStatus
 from protocol import Code, CodedError, Events
 

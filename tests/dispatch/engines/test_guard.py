@@ -14,15 +14,15 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from dispatch.engines import guard
-from dispatch.engines.leftovers import sweep
-from dispatch.engines.process import EngineProcess
+from dispatch.engines.child import guard
+from dispatch.engines.child.leftovers import sweep
+from dispatch.engines.child.process import EngineProcess
 from tests.dispatch.engines.processes import SLEEP, TREE, Tag
 from tests.support.wait import until, until_sync
 
 OWNER = """
 import asyncio, sys
-from dispatch.engines.process import EngineProcess
+from dispatch.engines.child.process import EngineProcess
 async def main():
     engine = await EngineProcess.spawn(sys.argv[2:], env={"TEST_TAG": sys.argv[1]})
     print(engine.pid, engine.guard_pid, flush=True)

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from dispatch.engines import ports
-from dispatch.engines.process import EngineProcess
+from dispatch.engines.child import ports
+from dispatch.engines.child.process import EngineProcess
 from tests.dispatch.engines.processes import Tag, fake_engine
 from tests.support.wait import until
 

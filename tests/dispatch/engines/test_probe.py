@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
-from dispatch.engines import EngineSpec, probe
+from dispatch.engines import EngineSpec
+from dispatch.engines.health import probe
 from protocol import CodedError
 
 SGLANG = EngineSpec(command=("x", "{port}"))

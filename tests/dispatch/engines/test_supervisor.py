@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dispatch.engines import EngineSpec, EngineSupervisor, embedded_spec, ports, probe
+from dispatch.engines import EngineSpec, EngineSupervisor, embedded_spec
+from dispatch.engines.child import ports
+from dispatch.engines.health import probe
 from protocol import CodedError
 from tests.dispatch.engines.processes import SLEEP, Tag, spec_of
 from tests.support.wait import until
@@ -155,7 +157,7 @@ async def test_port_taken_by_a_real_server(tag: Tag, monkeypatch: pytest.MonkeyP
     port = int((await first.start()).url.rpartition(":")[2])
     chosen = iter([port, port])
     real = ports.free_port
-    monkeypatch.setattr("dispatch.engines.ports.free_port", lambda host: next(chosen, None) or real(host))
+    monkeypatch.setattr(ports, "free_port", lambda host: next(chosen, None) or real(host))
     second = EngineSupervisor(embedded_spec(env=tag.env))
     status = await second.start()
     assert status.state == "ready"

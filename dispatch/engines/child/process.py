@@ -1,7 +1,7 @@
 """One engine process under its guard, for asyncio: started, drained, waited for, stopped for certain.
 
 Everything is on the loop and no child of ours is ever waited for by blocking: the guard (see
-`dispatch.engines.guard`) forks, reaps and kills; here are the other ends of its three pipes.
+`dispatch.engines.child.guard`) forks, reaps and kills; here are the other ends of its three pipes.
 A process is named by pid and start time, never by its pid alone: pids are used again.
 """
 
@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from dispatch.engines.leftovers import MARKER, sweep, unix_time
-from dispatch.engines.output import Output
+from dispatch.engines.child.leftovers import MARKER, sweep, unix_time
+from dispatch.engines.child.output import Output
 from dispatch.engines.spec import ExitReport, StopReport
 from dispatch.processes import is_alive
 from protocol import CodedError

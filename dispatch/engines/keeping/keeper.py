@@ -18,10 +18,10 @@ import msgspec
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
-from dispatch.engines.calls import call, named
-from dispatch.engines.checks import until_unhealthy
+from dispatch.engines.health.checks import until_unhealthy
+from dispatch.engines.keeping.calls import call, named
+from dispatch.engines.keeping.supervisor import CONTROL, as_actor
 from dispatch.engines.spec import EngineSpec, EngineStatus, ExitReport, State
-from dispatch.engines.supervisor import CONTROL, as_actor
 from dispatch.processes import is_alive
 from protocol import CodedError, Events, catalogue
 from protocol.errors import here

@@ -7,7 +7,7 @@ import contextlib
 import time
 from typing import Final
 
-from dispatch.engines import probe
+from dispatch.engines.health import probe
 from dispatch.engines.spec import EngineSpec
 from protocol import CodedError
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from dispatch.engines import ports, probe
-from dispatch.engines.process import EngineProcess
+from dispatch.engines.child import ports
+from dispatch.engines.child.process import EngineProcess
+from dispatch.engines.health import probe
 from dispatch.engines.spec import EngineSpec, EngineStatus, ExitReport, State, StopReport
 from protocol import CodedError, coded
 from protocol.errors import here

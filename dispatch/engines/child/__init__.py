@@ -1,0 +1,6 @@
+"""child: one engine as a child process, and everything that it could leave behind.
+
+A guard stands between the engine and its owner and ends everything below it (`guard`, `process`); its
+output is always read (`output`), its ports are its own (`ports`), and what a killed tree leaves is found
+and taken away (`leftovers`).
+"""

@@ -1,0 +1,1 @@
+"""health: whether an engine answers, whether it generates, and for how long it did not."""

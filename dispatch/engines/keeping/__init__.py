@@ -1,0 +1,1 @@
+"""keeping: an engine's lives, one after the other: the actor that owns it and the task that restarts it."""
