@@ -14,7 +14,10 @@ from typing import Self
 
 import ray
 
+from dispatch.engines.keeping import lifecycle
 from dispatch.engines.keeping.keeper import Keeper, Recovery
+from dispatch.engines.keeping.lifecycle import Policy
+from dispatch.engines.keeping.publication import HIDE, Publication, Router
 from dispatch.engines.spec import EngineSpec, EngineStatus
 from protocol import Code, CodedError, Events
 
@@ -24,10 +27,14 @@ Callback = Callable[[EngineStatus], None]
 class EngineFleet:
     """Starts the engines of ``specs`` (keys ``engine/0``, ``engine/1``, …) and restarts what goes down.
 
-    ``restart_backoff`` is the shortest and longest pause before a restart in seconds, doubled with
-    each failed start in a row; after ``restart_budget`` of them an engine is given up with
-    ENGINE.CRASH_LOOP and the first cause. 60 seconds of being ready clear the count. A cause that
-    will not go away by itself, such as a command that is not there, is given up at once.
+    ``restart_backoff`` is the shortest and longest pause before a restart in seconds, doubled with each
+    short life in a row: one that never was ready, or for less than ``healthy_run`` seconds. After
+    ``restart_budget`` of them an engine is given up with ENGINE.CRASH_LOOP and the first cause. A cause that
+    will not go away by itself, such as a command that is not there, is given up at once, and so is an engine
+    of which something is left (ENGINE.STOP_FAILED). `restart` starts what was given up anew.
+
+    ``router`` is told which engines may be used (`dispatch.engines.routers`): after their canary, and no
+    longer before anything is done to them.
 
     Belongs to one event loop. Raises CodedError CONFIG.INVALID for no specs or senseless numbers,
     and on entering CONFIG.MISSING when Ray is not initialised.
@@ -40,6 +47,8 @@ class EngineFleet:
         events: Events | None = None,
         restart_backoff: tuple[float, float] = (0.2, 5.0),
         restart_budget: int = 5,
+        healthy_run: float = 60.0,
+        router: Router | None = None,
     ) -> None:
         if not specs:
             raise CodedError("CONFIG.INVALID", "engine fleet: specs is empty, name one engine at least")
@@ -52,12 +61,18 @@ class EngineFleet:
             raise CodedError(
                 "CONFIG.INVALID", f"engine fleet: restart_budget is 1 or more, not {restart_budget}"
             )
+        if not healthy_run > 0:
+            raise CodedError(
+                "CONFIG.INVALID", f"engine fleet: healthy_run is seconds, more than 0, not {healthy_run}"
+            )
+        self.router = router
         self.recoveries: list[Recovery] = []
         self._events = events if events is not None else Events()
         self._callbacks: list[Callback] = []
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[tuple[CodedError, ...]] | None = None
+        self._publication = Publication(router, self._events)
         self._keepers = [
             Keeper(
                 spec,
@@ -65,8 +80,8 @@ class EngineFleet:
                 events=self._events,
                 changed=self._changed,
                 recovered=self.recoveries.append,
-                backoff=restart_backoff,
-                budget=restart_budget,
+                policy=Policy(restart_backoff, restart_budget, healthy_run, spec.health_failures),
+                publication=self._publication,
             )
             for n, spec in enumerate(specs)
         ]
@@ -93,7 +108,7 @@ class EngineFleet:
 
     def routable(self) -> list[EngineStatus]:
         """The engines that may be sent work at this moment."""
-        return [status for status in self.engines() if status.state == "ready"]
+        return [status for status in self.engines() if status.routable]
 
     @property
     def given_up(self) -> tuple[CodedError, ...]:
@@ -120,6 +135,66 @@ class EngineFleet:
                 self._events.emit(
                     "engine.complaint", level="debug", key=keeper.status.key, code=str(fault_code)
                 )
+
+    async def drain(self, key: str, timeout: float | None = None) -> None:
+        """Take one engine out of use, let what it has begun end, stop it, and leave it down until `restart`.
+        Returns when nothing of it is left, after at most ``timeout`` seconds (None: the spec's deadlines
+        added up).
+
+        Raises CodedError POOL.MISUSE for a key that is not there, ENGINE.STOP_FAILED, and TIMEOUT.DEADLINE
+        when it is not down by then; it goes on ending all the same."""
+        keeper = self._keeper(key)
+        spec = keeper.spec
+        if timeout is None:
+            timeout = HIDE + spec.drain_timeout + spec.term_timeout + 2 * spec.kill_timeout + 15.0
+        keeper.tell(lifecycle.Drain())
+        await self._until(
+            keeper, lambda: keeper.life.state == "dead" and not keeper.life.wanted, timeout, "down"
+        )
+        if keeper.given_up is not None and keeper.given_up.code == "ENGINE.STOP_FAILED":
+            raise keeper.given_up
+
+    async def restart(self, key: str, timeout: float | None = None) -> EngineStatus:
+        """Give one engine a new life, draining the one it has; also one that was drained or given up.
+        Returns when it is ready again.
+
+        Raises CodedError POOL.MISUSE for a key that is not there, why it was given up if it is again, and
+        TIMEOUT.DEADLINE after ``timeout`` seconds (None: the spec's deadlines added up)."""
+        keeper = self._keeper(key)
+        spec, before = keeper.spec, keeper.life.starts
+        if timeout is None:
+            timeout = HIDE + spec.drain_timeout + spec.term_timeout + 2 * spec.kill_timeout + 15.0
+            timeout += 2 * spec.start_timeout
+        keeper.tell(lifecycle.Restart())
+
+        def settled() -> bool:
+            return keeper.life.starts > before and (
+                keeper.life.state == "ready" or keeper.given_up is not None
+            )
+
+        await self._until(keeper, settled, timeout, "ready again")
+        if keeper.given_up is not None:
+            raise keeper.given_up
+        return keeper.status
+
+    def quarantine(self, key: str, error: CodedError) -> None:
+        """Take an engine out of use that is alive and must not serve, because of ``error``: it missed a
+        weight update, say. It stays so until `restart`, or its end. Raises CodedError POOL.MISUSE for a key
+        that is not there."""
+        self._keeper(key).tell(lifecycle.Quarantine(error))
+
+    async def hold(self, key: str, seconds: float, reason: str) -> None:
+        """An engine is about to be paused on purpose, for at most ``seconds``: until `release` it gets no
+        new work and is not asked whether it is healthy, for a paused SGLang does not answer ``/health``;
+        only that its process lives is seen to. Raises CodedError POOL.MISUSE when it is not running,
+        ENGINE.SUPERVISOR_LOST when nobody answers."""
+        if not seconds > 0:
+            raise CodedError("CONFIG.INVALID", f"hold: seconds is more than 0, not {seconds}")
+        await self._keeper(key).hold(seconds, reason)
+
+    async def release(self, key: str) -> None:
+        """A held engine goes on. Raises CodedError as `hold`."""
+        await self._keeper(key).release()
 
     async def wait_ready(self, timeout: float, count: int | None = None) -> list[EngineStatus]:
         """Wait until ``count`` engines (all, when None) are routable and return these.
@@ -173,7 +248,30 @@ class EngineFleet:
         if not self._tasks:
             return ()
         errors = await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        await self._publication.close()
         return tuple(error for error in errors if error is not None)
+
+    def _keeper(self, key: str) -> Keeper:
+        if self._closing is not None or not self._tasks:
+            raise CodedError("POOL.CLOSED", "the fleet is not running: use `async with`")
+        for keeper in self._keepers:
+            if keeper.status.key == key:
+                return keeper
+        known = ", ".join(keeper.status.key for keeper in self._keepers)
+        raise CodedError("POOL.MISUSE", f"there is no engine {key!r:.100}, only {known}")
+
+    async def _until(self, keeper: Keeper, holds: Callable[[], bool], timeout: float, what: str) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                while not holds():
+                    if self._closing is not None:
+                        raise CodedError("POOL.CLOSED", "the fleet was closed meanwhile")
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError as exc:
+            raise CodedError(
+                "TIMEOUT.DEADLINE", f"not {what} after {timeout:g} s: {_describe(keeper.status)}"
+            ) from exc
 
     def _changed(self, status: EngineStatus) -> None:
         self._news.set()

@@ -14,13 +14,20 @@ import msgspec
 from protocol import CodedError
 
 Api = Literal["sglang", "openai"]
-State = Literal["starting", "ready", "suspect", "quarantined", "stopping", "dead"]
-"""Only ``ready`` is routable. ``suspect``: failed its checks and is about to be replaced;
-``quarantined``: alive but not allowed to serve; ``dead``: gone, restarted or given up."""
+State = Literal["starting", "canary", "ready", "suspect", "quarantined", "draining", "stopping", "dead"]
+"""Only ``ready`` is routable. ``canary``: it answers, and has to show that it generates; ``suspect``: its
+last check failed; ``quarantined``: alive but not allowed to serve; ``draining``: ends what it has begun;
+``stopping``: being ended, or seen to have ended and being cleared away; ``dead``: nothing of it is left."""
 
 KEY_NAMES: Final = ("FAILSOFT_KEY",)
 """Beginnings of the names of environment variables that hold our keys. They never enter an engine's
 environment: what an engine can read, a model's tool call can read too."""
+
+
+_POSITIVE: Final = (
+    *("start_timeout", "health_timeout", "canary_timeout", "kill_timeout"),
+    *("probe_interval", "supervisor_timeout"),
+)
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,11 +38,14 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     foreground: a first process that ends counts as the engine's exit. ``env`` is added to the
     supervisor's environment, which keeps CUDA_VISIBLE_DEVICES as Ray set it.
 
-    ``start_timeout`` bounds the whole start, port retries included. A running engine is replaced
-    after ``health_failures`` failed checks in a row: ``/health`` every ``probe_interval``, and every
-    ``canary_interval`` (0: never) a check that it generates, since ``/health`` answers 200 while a
-    stopped worker generates nothing (vllm#39863). For ``api="openai"`` that check is a generation
-    of its own, which waits in the engine's queue: make ``canary_timeout`` longer than that wait.
+    ``start_timeout`` bounds the whole start, port retries included. A running engine is out of use from
+    the first failed check on, and replaced after ``health_failures`` of them in a row: ``/health`` every
+    ``probe_interval``, and every ``canary_interval`` (0: never) proof of progress, since ``/health`` answers
+    200 while a stopped worker generates nothing (vllm#39863). Progress is a counter of tokens that moves
+    (``metrics_path``, where the engine has one), else a generation within ``canary_timeout``.
+
+    ``drain_timeout`` is how long a drain waits for work that was begun, ``supervisor_timeout`` how long a
+    supervisor may be silent before it is replaced together with its engine.
 
     Raises CodedError CONFIG.INVALID, one line, for values that cannot work.
     """
@@ -54,6 +64,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     term_timeout: float = 5.0
     kill_timeout: float = 5.0
     probe_interval: float = 0.25
+    metrics_path: str = "/metrics"
+    drain_timeout: float = 30.0
+    supervisor_timeout: float = 10.0
     num_cpus: float = 0.01
     num_gpus: float = 0.0
     resources: dict[str, float] = {}
@@ -75,9 +88,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise _invalid("api", self.api, 'is "sglang" or "openai"')
         if not _is_text(self.host) or not self.host:
             raise _invalid("host", self.host, "is the address that the engine binds")
-        for name in ("start_timeout", "health_timeout", "canary_timeout", "kill_timeout", "probe_interval"):
+        for name in _POSITIVE:
             self._number(name, "is seconds, more than 0", above=0.0)
-        for name in ("term_timeout", "canary_interval"):
+        for name in ("term_timeout", "canary_interval", "drain_timeout"):
             self._number(name, "is seconds, 0 or more")
         for name in ("num_cpus", "num_gpus"):
             self._number(name, "is a number, 0 or more")
@@ -107,28 +120,6 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return text.replace("{port}", str(port)).replace("{host}", self.host)
 
 
-class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How one engine stands. ``since`` is when it came into this state, and ``create_time`` when
-    its process began, both in unix seconds; ``stage`` says how far a start has come; ``code`` and
-    ``detail`` are those of its last failure. ``supervisor_pid`` is the actor's process, on ``node``
-    as the engine's. ``restarts`` counts what came after the first start. ``weight_version`` is the
-    engine's own word, None when it has none."""
-
-    key: str
-    url: str = ""
-    state: State = "starting"
-    pid: int = 0
-    create_time: float = 0.0
-    node: str = ""
-    supervisor_pid: int = 0
-    weight_version: str | None = None
-    restarts: int = 0
-    since: float = 0.0
-    stage: str = ""
-    code: str = ""
-    detail: str = ""
-
-
 class ExitReport(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine ended. One of ``status`` and ``signal`` is set, neither when the guard was
     killed and could not say. ``planned``: after a `stop`. ``seconds`` is how long it ran."""
@@ -147,6 +138,38 @@ class ExitReport(msgspec.Struct, frozen=True, kw_only=True):
             known = self.signal in set(signal.Signals)
             return f"signal {self.signal}" + (f" ({signal.Signals(self.signal).name})" if known else "")
         return f"exit status {self.status}" if self.status is not None else "killed together with its guard"
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How one engine stands. ``since`` is when it came into this state, and ``create_time`` when
+    its process began, both in unix seconds; ``stage`` says how far a start has come; ``code`` and
+    ``detail`` are those of its last failure. ``supervisor_pid`` is the actor's process, on the host ``node``
+    (Ray's ``node_id``) as the engine's. ``restarts`` counts what came after the first start.
+    ``weight_version`` is the engine's own word, None when it has none. ``held``: why it is paused on
+    purpose, "" when it is not: it takes no new work then, and is not asked for any. ``exit`` is how its last life ended."""
+
+    key: str
+    url: str = ""
+    state: State = "starting"
+    pid: int = 0
+    create_time: float = 0.0
+    node: str = ""
+    node_id: str = ""
+    supervisor_pid: int = 0
+    supervisor_create_time: float = 0.0
+    weight_version: str | None = None
+    restarts: int = 0
+    since: float = 0.0
+    stage: str = ""
+    code: str = ""
+    detail: str = ""
+    held: str = ""
+    exit: ExitReport | None = None
+
+    @property
+    def routable(self) -> bool:
+        """Whether it may be sent new work."""
+        return self.state == "ready" and not self.held
 
 
 class StopReport(msgspec.Struct, frozen=True, kw_only=True):

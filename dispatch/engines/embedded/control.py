@@ -93,6 +93,20 @@ async def loads(request: web.Request) -> web.Response:
     )
 
 
+async def metrics(request: web.Request) -> web.Response:
+    """How full it is and how far it has come, as Prometheus text."""
+    scheduler = request.app[ENGINE].scheduler
+    lines = (
+        "# TYPE failsoft:generation_tokens counter",
+        f"failsoft:generation_tokens_total {scheduler.tokens_total}",
+        "# TYPE failsoft:num_requests_running gauge",
+        f"failsoft:num_requests_running {scheduler.running}",
+        "# TYPE failsoft:num_requests_waiting gauge",
+        f"failsoft:num_requests_waiting {scheduler.waiting}",
+    )
+    return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+
+
 async def counts(request: web.Request) -> web.Response:
     return json_response(request.app[ENGINE].witness.as_json())
 
@@ -177,6 +191,7 @@ def add_routes(app: web.Application, *, faults: bool) -> None:
         ("/v1/models", models),
         ("/v1/loads", loads),
         ("/get_load", loads),
+        ("/metrics", metrics),
         ("/counts", counts),
         ("/flush_cache", flush_cache),
     ):

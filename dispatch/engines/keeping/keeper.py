@@ -1,38 +1,44 @@
 """Keeper: keeps one engine of a fleet alive, in one task that waits for nobody else's engine.
 
-    start -> ready -> down -> stopped for certain -> pause -> start …            -> given up
-
-"Down" is one of three things: the engine's process ended, its supervisor is gone, or its checks
-failed too often in a row. Whichever it is, the engine is published as not routable first and
-touched afterwards, so that nobody is sent to an engine that is being killed.
+What becomes of the engine is decided by `dispatch.engines.keeping.lifecycle`; here its decisions are
+carried out, and what happens is told to it: one inbox, one event at a time. What takes long (a start, a
+drain, a rest) is a task that ends with an event; a stop is waited for, since nothing may come before its end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
-from dispatch.engines.health.checks import until_unhealthy
+from dispatch.engines.keeping import lifecycle as event
 from dispatch.engines.keeping.calls import call, named
-from dispatch.engines.keeping.supervisor import CONTROL, as_actor
-from dispatch.engines.spec import EngineSpec, EngineStatus, ExitReport, State
-from dispatch.processes import is_alive
-from protocol import CodedError, Events, catalogue
-from protocol.errors import here
+from dispatch.engines.keeping.clearing import see_cleared
+from dispatch.engines.keeping.lifecycle import Event, Life, Policy, step
+from dispatch.engines.keeping.placing import Place
+from dispatch.engines.keeping.publication import Publication
+from dispatch.engines.keeping.supervisor import CONTROL, Sight, as_actor
+from dispatch.engines.spec import EngineSpec, EngineStatus, ExitReport
+from protocol import CodedError, Events
 
-HEALTHY_RUN: Final = 60.0
-"""Seconds that an engine has to be ready for its failed starts to be forgotten."""
 _MARGIN: Final = 5.0
 """Seconds that a call may take beyond what its own deadlines add up to: Ray and a busy machine."""
+_LOOK: Final = 2.0
+"""Seconds after which a supervisor that has seen nothing new says so: its heartbeat."""
 _SHORTEST: Final = 0.05
 """Seconds between two calls of a supervisor that is out of reach, at least."""
-_REPORTED: Final = ("stage", "status", "signal", "last_lines", "stop_failed", "url")
+_COMPLAINTS: Final = 0.25
+"""Seconds between two complaints that are passed on to the supervisor, at least."""
+_REPORTED: Final = ("stage", "status", "signal", "last_lines", "stop_failed", "url", "pids", "device")
+
+
+_ENDS: Final = (event.Lost, event.StartFailed, event.Checked)
+"""What ends a life that nobody asked to end."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,168 +62,220 @@ class Keeper:
         events: Events,
         changed: Callable[[EngineStatus], None],
         recovered: Callable[[Recovery], None],
-        backoff: tuple[float, float],
-        budget: int,
+        policy: Policy,
+        publication: Publication,
     ) -> None:
         self.spec = spec
         self.status = EngineStatus(key=key, since=time.time())
-        self.given_up: CodedError | None = None
+        self.life = Life()
         self._events = events
         self._changed = changed
         self._recovered = recovered
-        self._backoff = backoff
-        self._budget = budget
+        self._policy = policy
+        self._publication = publication
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._place = Place(spec, key)
         self._actor: Any = None
         self._answered = False  # the actor has answered once: it has a process
-        self._attempt = 0
-        self._failures: list[CodedError] = []  # failed starts in a row, oldest first
-        self._complaint = asyncio.Event()
+        self._down: tuple[str, float, float] | None = None  # code, unix and monotonic time of the detection
+        self._exit: ExitReport | None = None
+        self._began = 0.0
+        self._complained = 0.0
+
+    @property
+    def given_up(self) -> CodedError | None:
+        """Why the engine is not started again by itself."""
+        return self.life.verdict
+
+    def tell(self, what: Event) -> None:
+        """Something happened, or is asked for. The order of calls is kept."""
+        self._inbox.put_nowait(what)
 
     def complain(self) -> None:
         """A client had trouble with this engine: check it now, generation included."""
-        self._complaint.set()
+        now = time.monotonic()
+        if self._actor is not None and now - self._complained >= _COMPLAINTS and ray.is_initialized():
+            self._complained = now
+            self._actor.complain.remote()  # its answer says nothing, its death is seen elsewhere
+
+    async def hold(self, seconds: float, reason: str) -> None:
+        """See `EngineFleet.hold`."""
+        await self._ask(self._supervisor().hold.remote(seconds, reason), "hold")
+        self._publish(held=reason or "held")
+
+    async def release(self) -> None:
+        """See `EngineFleet.release`."""
+        await self._ask(self._supervisor().release.remote(), "release")
+        self._publish(held="")
 
     async def run(self) -> None:
-        """Keep the engine until it is given up. Cancelled, it leaves the rest to `close`."""
-        try:
-            await self._keep()
-        except CodedError as exc:
-            self._give_up(exc)
-        except Exception as exc:  # noqa: BLE001 - a keeper that ends unseen is an engine that nobody restarts
-            self._give_up(CodedError.from_exception(exc, "INTERNAL.BUG"))
-
-    async def _keep(self) -> None:
-        down: tuple[str, float, float] | None = None  # code, unix and monotonic time of the detection
+        """Keep the engine until it is cancelled, which leaves the rest to `close`."""
+        self._place.ask()
+        self.tell(event.Begun())
         while True:
-            began = time.monotonic()
+            happened = await self._inbox.get()
             try:
-                await self._start()
-            except CodedError as failed:
-                self._failures.append(failed)
-                self._down("dead", failed)
-            else:
-                ready = time.monotonic()
-                self._emit("engine.ready", seconds=ready - began, url=self.status.url, pid=self.status.pid)
-                if down is not None:
-                    code, detected_at, since = down
-                    self._recovered(
-                        Recovery(
-                            key=self.status.key, code=code, detected_at=detected_at, seconds=ready - since
-                        )
-                    )
-                cause = await self._until_down()
-                down = (str(cause.code), time.time(), time.monotonic())
-                self._down("suspect" if cause.code == "ENGINE.UNHEALTHY" else "dead", cause)
-                if time.monotonic() - ready >= HEALTHY_RUN:
-                    self._failures.clear()
-            await self._clear()
-            self._raise_if_hopeless()
-            pause = min(self._backoff[1], self._backoff[0] * 2 ** max(0, len(self._failures) - 1))
-            self._publish("dead", restarts=self.status.restarts + 1)
-            self._emit("engine.restarting", code=self.status.code, pause=pause)
-            await asyncio.sleep(pause)
+                await self._take(happened)
+            except Exception as exc:  # noqa: BLE001 - a keeper that ends unseen is an engine that nobody restarts
+                bug = CodedError.from_exception(exc, "INTERNAL.BUG")
+                self.life = Life(state="stopping", wanted=False, starts=self.life.starts)
+                self.tell(event.StopFailed(bug))
 
-    def _raise_if_hopeless(self) -> None:
-        if not self._failures:
-            return
-        first, last = self._failures[0], self._failures[-1]
-        if catalogue.entry(last.code).advice == "give_up":
-            raise last  # it would fail the same way again
-        if len(self._failures) >= self._budget:
-            raise CodedError(
-                "ENGINE.CRASH_LOOP",
-                f"{len(self._failures)} starts in a row failed; the first with {first.code}: {first.detail}",
-                {
-                    "first_code": first.code,
-                    **{name: first.data[name] for name in _REPORTED if name in first.data},
-                },
-            ) from first
+    async def _take(self, happened: Event) -> None:
+        before = self.life
+        self.life, actions = step(before, happened, time.monotonic(), self._policy)
+        self._say(before, happened)
+        for action in actions:
+            await self._do[action](self)
 
-    def _give_up(self, error: CodedError) -> None:
-        self.given_up = error
-        self._publish("dead", code=str(error.code), detail=error.detail)
-        self._emit("engine.given_up", level="error", error=error, **_facts(error))
-
-    # -- one run -----------------------------------------------------------------------------------
+    # -- what is to be done ------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        self._attempt += 1
-        self._publish("starting", stage="actor", pid=0, create_time=0.0, url="", weight_version=None)
-        self._emit("engine.starting")
+        self._begin(self._live())
+
+    async def _show(self) -> None:
+        self._publication.show(self.status.url)
+
+    async def _hide(self) -> None:
+        await self._publication.hide(self.status.url)
+
+    async def _drain(self) -> None:
+        self._begin(self._until_drained())
+
+    async def _stop(self) -> None:
+        await self._end_tasks()
+        try:
+            await self._clear()
+        except CodedError as exc:
+            self.tell(event.StopFailed(exc))
+        else:
+            self.tell(event.Stopped())
+
+    async def _rest(self) -> None:
+        self._begin(self._rested(self.life.rest))
+
+    async def _give_up(self) -> None:
+        """Nothing is left to do: `_say` has said it."""
+
+    _do: Final[dict[str, Callable[[Keeper], Coroutine[Any, Any, None]]]] = {
+        "start": _start,
+        "show": _show,
+        "hide": _hide,
+        "drain": _drain,
+        "stop": _stop,
+        "rest": _rest,
+        "give_up": _give_up,
+    }
+
+    # -- one life ----------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        self._began = time.monotonic()
+        try:
+            await self._have_actor()
+        except CodedError as exc:
+            self.tell(event.StartFailed(exc))
+            return
+        starting = asyncio.create_task(self._until_ready())
+        following = asyncio.create_task(self._follow())
+        try:
+            await asyncio.gather(starting, following)
+        finally:
+            starting.cancel()
+            following.cancel()
+            await asyncio.gather(starting, following, return_exceptions=True)
+
+    async def _have_actor(self) -> None:
         spec, key = self.spec, self.status.key
         if self._actor is None:
             self._answered = False
-            self._actor = as_actor(spec).remote(spec, key)
+            self._actor = as_actor(spec, **await self._place.options(spec.start_timeout)).remote(spec, key)
         if not self._answered:
             first = self._actor.status.options(concurrency_group=CONTROL).remote()
-            await call(
-                first, spec.start_timeout, "ENGINE.START_TIMEOUT", f"{key}, stage actor: not scheduled"
-            )
+            late = f"{key}, stage actor: not scheduled"
+            status = await call(first, spec.start_timeout, "ENGINE.START_TIMEOUT", late)
             self._answered = True
+            self._adopt(status)
+
+    async def _until_ready(self) -> None:
+        spec = self.spec
         # The supervisor keeps start_timeout itself; this deadline is for a supervisor that hangs.
         longest = spec.start_timeout + spec.term_timeout + 2 * spec.kill_timeout + _MARGIN
-        status = await call(self._actor.start.remote(), longest, "ENGINE.START_TIMEOUT", f"{key}: no answer")
-        self._complaint.clear()
-        self._publish(
-            "ready",
-            stage="routable",
-            pid=status.pid,
-            create_time=status.create_time,
-            url=status.url,
-            node=status.node,
-            supervisor_pid=status.supervisor_pid,
-            weight_version=status.weight_version,
-            code="",
-            detail="",
-        )
-
-    async def _until_down(self) -> CodedError:
-        """Why the engine can no longer be used, the moment that it is known."""
-        ended = asyncio.create_task(self._until_ended())
-        unhealthy = asyncio.create_task(until_unhealthy(self.spec, self.status.url, self._complaint))
+        late = f"{self.status.key}: no answer"
         try:
-            await asyncio.wait({ended, unhealthy}, return_when=asyncio.FIRST_COMPLETED)
-            return (ended if ended.done() else unhealthy).result()
-        finally:
-            ended.cancel()
-            unhealthy.cancel()
-            await asyncio.gather(ended, unhealthy, return_exceptions=True)
+            status = await call(self._actor.start.remote(), longest, "ENGINE.START_TIMEOUT", late)
+        except CodedError as exc:
+            self.tell(event.StartFailed(exc))
+            return
+        self._adopt(status, code="", detail="")
+        self.tell(event.Proven())
 
-    async def _until_ended(self) -> CodedError:
-        pause = max(_SHORTEST, self._backoff[0])
+    async def _follow(self) -> None:
+        """Tell what the supervisor sees, until that is the engine's end or it is silent for too long."""
+        seen, failed, silent_since, pause = 0, 0, time.monotonic(), _SHORTEST
         while True:
             try:
-                async with asyncio.timeout(3600.0 + _MARGIN):
-                    report: ExitReport | None = await self._actor.watch.remote(3600.0)
-            except ActorUnavailableError:
-                # Not dead, only out of reach: what decides meanwhile is whether the engine answers.
+                async with asyncio.timeout(_LOOK + self.spec.supervisor_timeout):
+                    sight: Sight = await self._actor.look.remote(seen, _LOOK)
+            except (ActorUnavailableError, TimeoutError) as exc:
+                # Not dead, only out of reach, or stopped, or wedged: for a while that may pass.
+                silent = time.monotonic() - silent_since
+                if silent >= self.spec.supervisor_timeout:
+                    text = f"the supervisor was silent for {silent:.1f} s"
+                    lost = CodedError("ENGINE.SUPERVISOR_LOST", text, {"pid": self.status.supervisor_pid})
+                    lost.__cause__ = exc
+                    self.tell(event.Lost(lost))
+                    return
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, self._backoff[1])
+                pause = min(2 * pause, 1.0)
                 continue
-            except TimeoutError:
-                continue  # the supervisor hangs; the engine is checked without it
             except RayError as exc:
-                return named(exc)
-            if report is not None:
-                facts = {
-                    "status": report.status,
-                    "signal": report.signal,
-                    "last_lines": report.last_lines[-20:],
-                }
-                text = report.how + (
-                    f"; last line: {report.last_lines[-1]:.300}" if report.last_lines else ""
-                )
-                return CodedError("ENGINE.EXITED", text, facts)
+                self.tell(event.Lost(named(exc)))
+                return
+            silent_since, pause = time.monotonic(), _SHORTEST
+            if sight.number == seen:
+                continue
+            seen = sight.number
+            if sight.status.state in ("starting", "canary"):
+                self._adopt(sight.status)
+            if sight.status.state == "canary":
+                self.tell(event.Proving())
+            if sight.status.held != self.status.held and sight.status.state == "ready":
+                self._publish(held=sight.status.held)
+            if sight.failed != failed:
+                failed = sight.failed
+                self.tell(event.Checked(failed, sight.error))
+            if sight.exit is not None:
+                self._exit = sight.exit
+                self.tell(event.Lost(_ended(sight.exit)))
+                return
+
+    async def _until_drained(self) -> None:
+        timeout = self.spec.drain_timeout
+        try:
+            ref = self._supervisor().drained.remote(timeout)
+            empty = await call(ref, timeout + _MARGIN, "ENGINE.SUPERVISOR_LOST", "no answer to drained")
+        except CodedError as exc:
+            self._emit("engine.drained", level="warning", error=exc)
+        else:
+            self._emit("engine.drained", empty=empty)
+        self.tell(event.Drained())
+
+    async def _rested(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self.tell(event.Begun())
 
     # -- the end -----------------------------------------------------------------------------------
 
     async def _clear(self) -> None:
-        """Nothing of the last run is left when this returns. The supervisor is kept if it answers.
+        """Nothing of the last life is left when this returns. The supervisor is kept if it answers.
         Raises CodedError ENGINE.STOP_FAILED."""
         if self._actor is None:
             return
         spec = self.spec
-        if self._answered and ray.is_initialized():
+        lost = self.life.cause is not None and self.life.cause.code == "ENGINE.SUPERVISOR_LOST"
+        if self._answered and not lost and ray.is_initialized():
             longest = spec.term_timeout + 2 * spec.kill_timeout + _MARGIN
             try:
                 await call(self._actor.stop.remote(), longest, "ENGINE.SUPERVISOR_LOST", "no answer to stop")
@@ -226,58 +284,149 @@ class Keeper:
                 if exc.code == "ENGINE.STOP_FAILED":
                     raise
         self._kill_actor()
-        await self._confirm_gone(spec.kill_timeout)
+        await see_cleared(self.status, spec.kill_timeout)
 
     def _kill_actor(self) -> None:
         actor, self._actor = self._actor, None
         if actor is not None and ray.is_initialized():  # else it is gone with Ray
             ray.kill(actor)
 
-    async def _confirm_gone(self, timeout: float) -> None:
-        """The supervisor is dead, so its guard is killing the engine: 10 ms. Seen from here only when
-        the engine ran on this machine."""
-        status, deadline = self.status, time.monotonic() + timeout
-        if not status.pid or status.node != here().host:
-            return
-        while is_alive(status.pid, status.create_time):
-            if time.monotonic() > deadline:
-                raise CodedError(
-                    "ENGINE.STOP_FAILED",
-                    f"stage guard: process {status.pid} of {status.key} outlived its supervisor",
-                    {"stage": "guard", "pids": [status.pid]},
-                )
-            await asyncio.sleep(0.01)
-
     async def close(self) -> CodedError | None:
-        """Stop the engine, then its supervisor, after `run` has been cancelled. What failed, if so."""
+        """Stop the engine, then release its supervisor and its place, after `run` has been cancelled. What
+        failed, if so."""
         error = None
-        self._publish("stopping")
+        over = self.life.state == "dead" and not self.life.wanted
+        self.life, _ = step(self.life, event.Close(), time.monotonic(), self._policy)
+        if not over:
+            self._publish(state="stopping")
         try:
+            await self._publication.hide(self.status.url)
+            await self._end_tasks()
             await self._clear()
         except CodedError as exc:
             error = exc
         finally:
             self._kill_actor()
-            self._publish("dead")
+            if error is None:  # what is left may still use what the place stands for
+                self._place.release()
+            self._publish(state="dead")
         if error is not None:
             self._emit("engine.stopped", level="error", error=error, **_facts(error))
-        elif self.given_up is None:
+        elif not over:
             self._emit("engine.stopped")
         return error
 
+    # -- what is said about it ---------------------------------------------------------------------
+
+    def _say(self, before: Life, happened: Event) -> None:
+        """The change as a status and as a line of the log."""
+        life = self.life
+        if life is before:
+            return
+        if life.verdict is not None and before.verdict is None:
+            error = life.verdict
+            self._publish(code=str(error.code), detail=error.detail)
+            self._emit("engine.given_up", level="error", error=error, **_facts(error))
+        elif life.state == before.state:
+            return
+        elif life.state == "starting":
+            self._publish(
+                stage="actor", pid=0, create_time=0.0, url="", weight_version=None, held="",
+                restarts=life.starts - 1,
+            )  # fmt: skip
+            self._emit("engine.starting")
+        elif life.state == "ready" and before.state == "suspect":
+            self._publish(code="", detail="")
+            self._emit("engine.trusted")
+        elif life.state == "ready":
+            self._publish(stage="routable")
+            self._ready()
+        elif life.state == "suspect" and isinstance(happened, event.Checked) and happened.error is not None:
+            error = happened.error
+            self._publish(code=str(error.code), detail=error.detail)
+            self._emit("engine.suspect", level="warning", error=error, **_facts(error))
+        elif life.state == "quarantined" and life.cause is not None:
+            error = life.cause
+            self._publish(code=str(error.code), detail=error.detail)
+            self._emit("engine.quarantined", level="warning", error=error, **_facts(error))
+        elif life.state == "stopping" and isinstance(happened, _ENDS) and life.cause is not None:
+            error = life.cause
+            if before.ready_at is not None:
+                self._down = (str(error.code), time.time(), time.monotonic())
+            self._publish(code=str(error.code), detail=error.detail, exit=self._exit)
+            self._emit("engine.died", level="error", error=error, pid=self.status.pid, **_facts(error))
+        elif life.state == "dead" and life.wanted:
+            self._publish()
+            self._emit("engine.restarting", code=self.status.code, pause=life.rest)
+        elif life.state == "draining":
+            self._publish()
+            self._emit("engine.draining", again=life.wanted)
+        else:
+            self._publish()
+            if life.state == "dead":
+                self._emit("engine.stopped")
+
+    def _ready(self) -> None:
+        ready = time.monotonic()
+        self._emit("engine.ready", seconds=ready - self._began, url=self.status.url, pid=self.status.pid)
+        down, self._down = self._down, None
+        if down is not None:
+            code, detected_at, since = down
+            self._recovered(
+                Recovery(key=self.status.key, code=code, detected_at=detected_at, seconds=ready - since)
+            )
+
+    def _adopt(self, seen: EngineStatus, **facts: Any) -> None:
+        """Take over what the supervisor knows better."""
+        known = (
+            *("pid", "create_time", "url", "stage", "weight_version"),
+            *("node", "node_id", "supervisor_pid", "supervisor_create_time"),
+        )
+        self._publish(**{name: getattr(seen, name) for name in known}, **facts)
+
+    def _publish(self, **facts: Any) -> None:
+        state = facts.pop("state", self.life.state)
+        now = self.status.since if state == self.status.state else time.time()
+        status = msgspec.structs.replace(self.status, state=state, since=now, **facts)
+        if status != self.status:
+            self.status = status
+            self._changed(status)
+
+    def _emit(self, name: str, **facts: Any) -> None:
+        self._events.emit(name, key=self.status.key, attempt=self.life.starts, **facts)
+
     # -- small things ------------------------------------------------------------------------------
 
-    def _down(self, state: State, error: CodedError) -> None:
-        self._publish(state, code=str(error.code), detail=error.detail)
-        self._emit("engine.died", level="error", error=error, pid=self.status.pid, **_facts(error))
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
 
-    def _publish(self, state: State, **facts: Any) -> None:
-        now = self.status.since if state == self.status.state else time.time()
-        self.status = msgspec.structs.replace(self.status, state=state, since=now, **facts)
-        self._changed(self.status)
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            bug = CodedError.from_exception(exc, "INTERNAL.BUG")
+            self.tell(event.Lost(bug))
 
-    def _emit(self, event: str, **facts: Any) -> None:
-        self._events.emit(event, key=self.status.key, attempt=self._attempt, **facts)
+    async def _end_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _supervisor(self) -> Any:
+        if self._actor is None or self.life.state not in ("ready", "suspect", "quarantined", "draining"):
+            raise CodedError("POOL.MISUSE", f"{self.status.key} is {self.life.state}, not running")
+        return self._actor
+
+    async def _ask(self, ref: Any, what: str) -> None:
+        await call(ref, _MARGIN, "ENGINE.SUPERVISOR_LOST", f"{self.status.key}: no answer to {what}")
+
+
+def _ended(report: ExitReport) -> CodedError:
+    facts = {"status": report.status, "signal": report.signal, "last_lines": report.last_lines[-20:]}
+    text = report.how + (f"; last line: {report.last_lines[-1]:.300}" if report.last_lines else "")
+    return CodedError("ENGINE.EXITED", text, facts)
 
 
 def _facts(error: CodedError) -> dict[str, Any]:

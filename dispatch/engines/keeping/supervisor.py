@@ -4,24 +4,30 @@ It holds the engine's resources in Ray, starts the process and takes it through 
 
     process up -> port bound -> health -> canary -> routable
 
-and says at once when the process ends (`watch`). Its own death ends the engine, through the guard.
-It decides nothing: when to start again is the fleet's business. The class is a plain asyncio class;
-`as_actor` makes the Ray actor of it.
+and says at once what becomes of it (`look`): that the process ended, that its checks fail. Its own death
+ends the engine, through the guard. It decides nothing: what is replaced, and when, is the fleet's business.
+The class is a plain asyncio class; `as_actor` makes the Ray actor of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sys
 import time
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import psutil
 
 from dispatch.engines.child import ports
 from dispatch.engines.child.process import EngineProcess
 from dispatch.engines.health import probe
+from dispatch.engines.health.checks import Checks
 from dispatch.engines.spec import EngineSpec, EngineStatus, ExitReport, State, StopReport
 from protocol import CodedError, coded
 from protocol.errors import here
@@ -39,6 +45,18 @@ _CANARIES: Final = 3
 moment before they take requests."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a supervisor saw. ``number`` grows with each change; ``failed`` checks in a row, the last of them
+    with ``error``; ``exit`` once an engine that was ready has ended."""
+
+    number: int
+    status: EngineStatus
+    failed: int = 0
+    error: CodedError | None = None
+    exit: ExitReport | None = None
+
+
 @coded(code="INTERNAL.BUG")
 class EngineSupervisor:
     """Owns one engine. All methods but `status` belong to one loop."""
@@ -48,10 +66,20 @@ class EngineSupervisor:
         self._process: EngineProcess | None = None
         self._starting: asyncio.Task[None] | None = None
         self._starts = 0
+        self._checks: Checks | None = None
+        self._watching: tuple[asyncio.Task[None], ...] = ()
+        self._news = asyncio.Event()
         # Replaced as a whole, never changed: `status` reads it from another thread.
         self._status = EngineStatus(
-            key=key, state="dead", node=here().host, supervisor_pid=os.getpid(), since=time.time()
+            key=key,
+            state="dead",
+            node=here().host,
+            node_id=_node_id(),
+            supervisor_pid=os.getpid(),
+            supervisor_create_time=psutil.Process().create_time(),
+            since=time.time(),
         )
+        self._sight = Sight(0, self._status)
 
     async def start(self) -> EngineStatus:
         """Start the engine and return when it is routable. Does nothing when it runs already.
@@ -64,6 +92,9 @@ class EngineSupervisor:
             raise CodedError("POOL.MISUSE", f"{self._status.key} is being started already")
         if self._process is not None and self._process.alive:
             return self._status
+        # Before anything is awaited: who looks from now on must not see the last life's end.
+        self._see(failed=0, error=None, exit=None)
+        self._set("starting", stage="process", pid=0, url="")
         self._starting = asyncio.create_task(self._start())
         try:
             await self._starting
@@ -81,18 +112,49 @@ class EngineSupervisor:
         """How the engine stands, as this supervisor knows it."""
         return self._status
 
+    async def look(self, seen: int, timeout: float) -> Sight:
+        """What there is to see, as soon as that is more than ``seen``, the number of the last sight; the same
+        again after ``timeout`` seconds. This call hangs on purpose: the caller that keeps one under way
+        knows of a change within milliseconds, and of this actor's own death as soon (Ray raises
+        ActorDiedError in about 10 ms)."""
+        deadline = time.monotonic() + timeout
+        while self._sight.number <= seen and (left := deadline - time.monotonic()) > 0:
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._news.wait()
+        return self._sight
+
     async def watch(self, timeout: float = 3600.0) -> ExitReport | None:
-        """Wait for the engine to end, planned or not; None after ``timeout`` seconds. A call that hangs
-        here is also how the death of this actor is seen: Ray raises ActorDiedError in about 10 ms."""
+        """Wait for the engine to end, planned or not; None after ``timeout`` seconds."""
         if self._process is None:
             raise CodedError("POOL.MISUSE", f"{self._status.key} was never started")
         try:
-            report = await self._process.wait(timeout)
+            return await self._process.wait(timeout)
         except TimeoutError:
             return None
-        if self._status.state == "ready":
-            self._set("dead", detail=report.how)
-        return report
+
+    async def complain(self) -> None:
+        """A client had trouble with the engine: check it now, generation included."""
+        if self._checks is not None:
+            self._checks.complain()
+
+    async def hold(self, seconds: float, reason: str) -> None:
+        """The engine is about to be paused on purpose: ask it nothing for at most ``seconds``, only see that
+        its process lives. Raises CodedError POOL.MISUSE when it is not running."""
+        self._running_checks().hold(seconds)
+        self._set(self._status.state, held=reason or "held")
+        asyncio.get_running_loop().call_later(seconds, self._hold_over, self._checks)
+
+    async def release(self) -> None:
+        """It goes on: check it again. Does nothing when it was not held."""
+        self._running_checks().release()
+        self._set(self._status.state, held="")
+
+    async def drained(self, timeout: float) -> bool:
+        """Wait until the engine has nothing under way; False after ``timeout`` seconds, or when it does not
+        say how much it has."""
+        return await self._running_checks().drained(timeout)
 
     async def stop(self, term_timeout: float | None = None) -> StopReport:
         """Stop the engine for certain (`EngineProcess.stop`); ``term_timeout`` is seconds, by default
@@ -101,14 +163,57 @@ class EngineSupervisor:
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait({self._starting})  # bounded: it stops its process with the same deadlines
+        await self._stop_watching()
         report = StopReport()
         if self._process is not None:
             spec = self._spec
             report = await self._process.stop(
                 spec.term_timeout if term_timeout is None else term_timeout, spec.kill_timeout
             )
-        self._set("dead")
+        self._set("dead", held="")
         return report
+
+    # -- watching ----------------------------------------------------------------------------------
+
+    def _watch_over(self, process: EngineProcess, url: str) -> None:
+        self._checks = Checks(self._spec, url, self._checked)
+        self._watching = (
+            asyncio.create_task(self._checks.run()),
+            asyncio.create_task(self._until_ended(process)),
+        )
+        for task in self._watching:
+            task.add_done_callback(self._watcher_ended)
+
+    async def _until_ended(self, process: EngineProcess) -> None:
+        report = await process.wait()
+        self._see(exit=report)
+        self._set("dead", detail=report.how, exit=report)
+
+    async def _stop_watching(self) -> None:
+        watching, self._watching, self._checks = self._watching, (), None
+        await _give_up(*watching)
+
+    def _watcher_ended(self, task: asyncio.Task[None]) -> None:
+        """An engine that nobody checks any more is as good as a sick one."""
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            bug = CodedError.from_exception(exc, "INTERNAL.BUG")
+            self._see(failed=self._spec.health_failures, error=bug)
+
+    def _checked(self, failed: int, error: CodedError | None) -> None:
+        self._see(failed=failed, error=error)
+
+    def _hold_over(self, checks: Checks | None) -> None:
+        if checks is self._checks and checks is not None and not checks.held and self._status.held:
+            self._set(self._status.state, held="")
+
+    def _running_checks(self) -> Checks:
+        if self._checks is None:
+            raise CodedError("POOL.MISUSE", f"{self._status.key} is {self._status.state}, not running")
+        return self._checks
+
+    def _see(self, **facts: Any) -> None:
+        self._sight = replace(self._sight, number=self._sight.number + 1, **facts)
+        self._news.set()
 
     # -- starting ----------------------------------------------------------------------------------
 
@@ -172,10 +277,11 @@ class EngineSupervisor:
             except CodedError:
                 await asyncio.sleep(pause)  # not yet; what it says at the deadline is in the last lines
                 pause = min(1.2 * pause, 10 * _PAUSE)
-        self._set("starting", stage="canary")
+        self._set("canary", stage="canary")
         await self._canary(client, url)
         version = await probe.weight_version(client, spec, url, spec.health_timeout)
-        self._set("ready", stage="routable", weight_version=version, code="", detail="")
+        self._watch_over(process, url)
+        self._set("ready", stage="routable", weight_version=version, code="", detail="", exit=None)
 
     async def _canary(self, client: httpx.AsyncClient, url: str) -> None:
         deadline = time.monotonic() + self._spec.canary_timeout
@@ -225,23 +331,34 @@ class EngineSupervisor:
         if state != self._status.state:
             changed = msgspec.structs.replace(changed, since=time.time())
         self._status = changed
+        self._see(status=changed)
 
 
-def as_actor(spec: EngineSpec) -> Any:
-    """The Ray actor class for ``spec``, ready for ``.remote(spec, key)``. Never restarted by Ray: a
-    restarted actor would have lost its engine and not know it. SPREAD is a wish, not a demand."""
+@cache
+def _actor_class() -> Any:
+    # Once: Ray exports each class anew, which blocks its caller for as long as the GCS is away.
     import ray  # here, so that importing this room does not cost a second
 
     remote: Any = ray.remote  # its types do not know concurrency_groups
-    return remote(
+    return remote(concurrency_groups={CONTROL: 4})(EngineSupervisor)
+
+
+def as_actor(spec: EngineSpec, **options: Any) -> Any:
+    """The Ray actor class for ``spec``, ready for ``.remote(spec, key)``, with more of Ray's ``options``.
+    Never restarted by Ray: a restarted actor would have lost its engine and not know it."""
+    return _actor_class().options(
         num_cpus=spec.num_cpus,
         num_gpus=spec.num_gpus,
         resources=spec.resources or None,
         max_restarts=0,
         max_task_retries=0,
-        scheduling_strategy="SPREAD",
-        concurrency_groups={CONTROL: 4},
-    )(EngineSupervisor)
+        **options,
+    )
+
+
+def _node_id() -> str:
+    ray = sys.modules.get("ray")  # a supervisor works without Ray, and then must not load it
+    return ray.get_runtime_context().get_node_id() if ray is not None and ray.is_initialized() else ""
 
 
 async def _give_up(*tasks: asyncio.Task[Any]) -> None:
