@@ -146,7 +146,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``detail`` are those of its last failure. ``supervisor_pid`` is the actor's process, on the host ``node``
     (Ray's ``node_id``) as the engine's. ``restarts`` counts what came after the first start.
     ``weight_version`` is the engine's own word, None when it has none. ``held``: why it is paused on
-    purpose, "" when it is not: it takes no new work then, and is not asked for any. ``exit`` is how its last life ended."""
+    purpose, "" when it is not: it takes no new work then, and is not asked for any. ``exit`` is how its
+    last life ended."""
 
     key: str
     url: str = ""
