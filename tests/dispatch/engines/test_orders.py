@@ -190,7 +190,7 @@ async def test_orders_to_nobody(ray_local: None, tag: Tag, events: EventFile) ->
 
 async def test_each_engine_has_its_place(ray_local: None, tag: Tag, events: EventFile) -> None:
     """And gives it back: a placement group that is left holds a GPU for ever."""
-    specs = [spec_of(tag, num_cpus=1.0), spec_of(tag, num_cpus=1.0)]
+    specs = [spec_of(tag, num_cpus=1.0, drain_timeout=0.0), spec_of(tag, num_cpus=1.0)]
     free = ray.available_resources()["CPU"]
     async with fleet_of(specs, events) as fleet:
         await fleet.drain("engine/1", 30)
