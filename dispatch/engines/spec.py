@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,11 @@ last check failed; ``quarantined``: alive but not allowed to serve; ``draining``
 KEY_NAMES: Final = ("FAILSOFT_KEY",)
 """Beginnings of the names of environment variables that hold our keys. They never enter an engine's
 environment: what an engine can read, a model's tool call can read too."""
+LOG_BYTES: Final = 64 * 1024 * 1024
+LOG_FILES: Final = 3
+"""How large a file of an engine's output becomes, in bytes, and how many of them are kept."""
+_PORT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_PORT_PLACE: Final = re.compile(r"\{port\.([^{}\s]*)\}")
 
 
 _POSITIVE: Final = (
@@ -34,7 +40,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine: its command and its deadlines. Times are seconds.
 
     ``command`` is argv; ``{port}`` and ``{host}`` are replaced in it (and in ``env``'s values), every
-    other brace is left alone, since engines take JSON arguments. The engine must stay in the
+    other brace is left alone, since engines take JSON arguments. ``ports`` names further ports that
+    the engine binds, for instance ``("nccl",)`` for ``{port.nccl}``: reserved together with the first,
+    so that engines started at once cannot collide on any (verl#6448). The engine must stay in the
     foreground: a first process that ends counts as the engine's exit. ``env`` is added to the
     supervisor's environment, which keeps CUDA_VISIBLE_DEVICES as Ray set it.
 
@@ -46,6 +54,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     ``drain_timeout`` is how long a drain waits for work that was begun, ``supervisor_timeout`` how long a
     supervisor may be silent before it is replaced together with its engine.
+
+    With ``log_dir`` the engine's output goes to files there, one start's to at most ``log_files`` of
+    at most ``log_bytes`` each, of which the one without a number is the newest.
 
     Raises CodedError CONFIG.INVALID, one line, for values that cannot work.
     """
@@ -71,6 +82,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: float = 0.0
     resources: dict[str, float] = {}
     log_dir: str | None = None
+    log_bytes: int = LOG_BYTES
+    log_files: int = LOG_FILES
+    ports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) or not self.command or not all(_is_text(a) for a in self.command):
@@ -84,6 +98,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
                 raise _invalid("env", name, "holds a key of ours, which no engine may see")
         if not any("{port}" in text for text in (*self.command, *self.env.values())):
             raise _invalid("command", " ".join(self.command), 'must say where the port goes: "{port}"')
+        self._check_ports()
         if self.api not in ("sglang", "openai"):
             raise _invalid("api", self.api, 'is "sglang" or "openai"')
         if not _is_text(self.host) or not self.host:
@@ -94,8 +109,25 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             self._number(name, "is seconds, 0 or more")
         for name in ("num_cpus", "num_gpus"):
             self._number(name, "is a number, 0 or more")
-        if not isinstance(self.health_failures, int) or self.health_failures < 1:
-            raise _invalid("health_failures", self.health_failures, "is a whole number, 1 or more")
+        for name, least in (("health_failures", 1), ("log_bytes", 65536), ("log_files", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise _invalid(name, value, f"is a whole number, {least} or more")
+
+    def _check_ports(self) -> None:
+        if not isinstance(self.ports, tuple | list) or not all(
+            _is_text(name) and _PORT_NAME.fullmatch(name) and name != "port" for name in self.ports
+        ):
+            raise _invalid("ports", self.ports, 'is names of letters and digits, none of them "port"')
+        texts = (*self.command, *self.env.values())
+        placed = {name for text in texts for name in _PORT_PLACE.findall(text)}
+        for name in sorted(placed - set(self.ports)):
+            raise _invalid("ports", self.ports, f'must name "{name}", since {{port.{name}}} is used')
+        for name in self.ports:
+            if name not in placed:
+                raise _invalid("ports", name, f"is used nowhere: write {{port.{name}}} in command or env")
+        if len(set(self.ports)) < len(self.ports):
+            raise _invalid("ports", self.ports, "names each port once")
 
     def _number(self, name: str, rule: str, above: float | None = None) -> None:
         value = getattr(self, name)
@@ -103,26 +135,28 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not good or (above is not None and value <= above):
             raise _invalid(name, value, rule)
 
-    def argv(self, port: int) -> tuple[str, ...]:
-        """The command for ``port``."""
-        return tuple(self._fill(text, port) for text in self.command)
+    def argv(self, ports: Mapping[str, int]) -> tuple[str, ...]:
+        """The command for ``ports``: the number of ``port`` and of each name in `ports`."""
+        return tuple(self._fill(text, ports) for text in self.command)
 
-    def environment(self, port: int) -> dict[str, str]:
-        """``env`` for ``port``."""
-        return {name: self._fill(text, port) for name, text in self.env.items()}
+    def environment(self, ports: Mapping[str, int]) -> dict[str, str]:
+        """``env`` for ``ports``."""
+        return {name: self._fill(text, ports) for name, text in self.env.items()}
 
     def url(self, port: int) -> str:
         """Where clients reach the engine, without a slash at its end."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{port}"
 
-    def _fill(self, text: str, port: int) -> str:
-        return text.replace("{port}", str(port)).replace("{host}", self.host)
+    def _fill(self, text: str, ports: Mapping[str, int]) -> str:
+        text = text.replace("{port}", str(ports["port"])).replace("{host}", self.host)
+        return _PORT_PLACE.sub(lambda found: str(ports[found[1]]), text)
 
 
 class ExitReport(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine ended. One of ``status`` and ``signal`` is set, neither when the guard was
-    killed and could not say. ``planned``: after a `stop`. ``seconds`` is how long it ran."""
+    killed and could not say. ``planned``: after a `stop`. ``seconds`` is how long it ran. ``oom`` is
+    the evidence, in words, that the kernel's out-of-memory killer did it; empty when there is none."""
 
     status: int | None = None
     signal: int | None = None
@@ -130,14 +164,19 @@ class ExitReport(msgspec.Struct, frozen=True, kw_only=True):
     guard_lost: bool = False
     seconds: float = 0.0
     last_lines: tuple[str, ...] = ()
+    oom: str = ""
 
     @property
     def how(self) -> str:
-        """In words: ``exit status 1``, ``signal 9 (SIGKILL)``."""
+        """In words: ``exit status 1``, ``signal 9 (SIGKILL)``, and the evidence of `oom`."""
         if self.signal is not None:
             known = self.signal in set(signal.Signals)
-            return f"signal {self.signal}" + (f" ({signal.Signals(self.signal).name})" if known else "")
-        return f"exit status {self.status}" if self.status is not None else "killed together with its guard"
+            text = f"signal {self.signal}" + (f" ({signal.Signals(self.signal).name})" if known else "")
+        elif self.status is not None:
+            text = f"exit status {self.status}"
+        else:
+            text = "killed together with its guard"
+        return f"{text}; {self.oom}" if self.oom else text
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):

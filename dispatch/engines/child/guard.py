@@ -1,7 +1,7 @@
 """The guard: a small process between an engine and its owner, which outlives neither.
 
-Run as a script, never imported by the owner: ``python -I -S guard.py CONFIG COMMAND STATUS`` with
-three inherited descriptors. Standard library only and no site-packages, so it starts in about
+Run as a script, never imported by the owner: ``python -I -S guard.py CONFIG COMMAND STATUS HELD…``
+with inherited descriptors; those HELD are only kept open, for the engine's reserved ports. Standard library only and no site-packages, so it starts in about
 20 ms and needs a few megabytes.
 
 Why it exists. Ray SIGKILLs the direct children of a worker that ends and leaves their descendants
@@ -222,8 +222,8 @@ def main(arguments: list[str]) -> int:
     if sys.platform != "linux":
         print(f"failsoft's guard needs Linux (prctl, /proc, pidfd), not {sys.platform}", file=sys.stderr)
         return 78
-    config, command, status = (int(text) for text in arguments)
-    for descriptor in (config, command, status):
+    config, command, status, *held = (int(text) for text in arguments)
+    for descriptor in (config, command, status, *held):
         os.set_inheritable(descriptor, False)  # the engine must hold none of them
     if os.fork():
         os._exit(0)  # the second fork: our parent sees this one end, and knows nothing of the child

@@ -19,9 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+from dispatch.engines.child import evidence
 from dispatch.engines.child.leftovers import MARKER, sweep, unix_time
 from dispatch.engines.child.output import Output
-from dispatch.engines.spec import ExitReport, StopReport
+from dispatch.engines.child.ports import Reserved
+from dispatch.engines.spec import LOG_BYTES, LOG_FILES, ExitReport, StopReport
 from dispatch.processes import is_alive
 from protocol import CodedError
 
@@ -29,6 +31,8 @@ SPAWN_TIMEOUT: Final = 10.0
 """Seconds for the guard to start the engine: 20 ms on an idle machine."""
 _DRAIN: Final = 0.5
 """Seconds that the last output and the end of the tree are waited for, after the engine's exit."""
+_LOOK: Final = 10.0
+"""Seconds between two looks at an engine's memory."""
 _GUARD: Final = str(Path(__file__).with_name("guard.py"))
 
 
@@ -41,13 +45,15 @@ def inherited_environment() -> dict[str, str]:
 class EngineProcess:
     """A started engine. Made by `spawn`; whoever has it calls `stop`, or dies, which does the same."""
 
-    def __init__(self, argv: Sequence[str], log_path: str | os.PathLike[str] | None) -> None:
+    def __init__(self, argv: Sequence[str], output: Output, reserved: Reserved | None) -> None:
         self.argv = tuple(argv)
         self.pid = 0
         self.create_time = 0.0
         self.guard_pid = 0
         self.marker = secrets.token_hex(8)
-        self._output = Output(log_path)
+        self._output = output
+        self._held = reserved.descriptors if reserved is not None else ()
+        self._seen = evidence.Seen()
         self._began = time.monotonic()
         self._command = self._status = -1
         self._first: subprocess.Popen[bytes] | None = None
@@ -69,14 +75,18 @@ class EngineProcess:
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         log_path: str | os.PathLike[str] | None = None,
+        log_bytes: int = LOG_BYTES,
+        log_files: int = LOG_FILES,
+        reserved: Reserved | None = None,
         timeout: float = SPAWN_TIMEOUT,
     ) -> Self:
         """Start ``argv`` with ``env`` added to this process's environment, output also appended to
-        ``log_path``.
+        ``log_path`` and its rotated files. The guard holds ``reserved`` as long as it lives, and the
+        caller may release it afterwards.
 
         Raises CodedError ENGINE.SPAWN_FAILED when there is no such program, it is not executable,
         ``cwd`` is not there, or the guard did not start. Cancelled, it leaves nothing."""
-        made = cls(argv, log_path)
+        made = cls(argv, Output(log_path, log_bytes, log_files), reserved)
         try:
             made._launch(dict(env or {}), cwd)
             async with asyncio.timeout(timeout):
@@ -199,12 +209,12 @@ class EngineProcess:
             os.set_blocking(self._status, False)
             os.set_blocking(self._command, False)
             self._first = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", _GUARD, *map(str, theirs[:3])],
+                [sys.executable, "-I", "-S", "-X", "utf8", _GUARD, *map(str, (*theirs[:3], *self._held))],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=base,
-                pass_fds=theirs[:3],
+                pass_fds=(*theirs[:3], *self._held),
             )
         finally:
             for descriptor in theirs:
@@ -248,6 +258,7 @@ class EngineProcess:
 
     async def _conclude(self) -> None:
         """Wait for the end and make the report."""
+        looking = asyncio.create_task(self._look())
         while "exit" not in self._facts and not self._guard_gone.is_set():
             await self._changed.wait()
             self._changed.clear()
@@ -257,6 +268,10 @@ class EngineProcess:
         if lost:
             await sweep(self.marker, _DRAIN)
         await self._timed(self._output.ended.wait(), _DRAIN)
+        looking.cancel()
+        oom = ""
+        if not self._planned:
+            oom = await asyncio.to_thread(evidence.oom_evidence, self._seen, self.pid, self.create_time)
         fact = self._facts.get("exit", {})
         report = ExitReport(
             status=fact.get("status"),
@@ -265,12 +280,19 @@ class EngineProcess:
             guard_lost=lost,
             seconds=seconds,
             last_lines=self.last_lines,
+            oom=oom,
         )
         if not self._report.done():
             self._report.set_result(report)
         if self._guard_gone.is_set():
             self._close_command()
             self._output.close()
+
+    async def _look(self) -> None:
+        while True:
+            before = self._seen
+            self._seen = await asyncio.to_thread(evidence.look, self.pid, before if before.pids else None)
+            await asyncio.sleep(_LOOK)
 
     async def _end_guard(self) -> None:
         """For a guard that does not react (stopped by a signal) though nothing of its tree is left."""

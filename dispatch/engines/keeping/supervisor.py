@@ -69,6 +69,7 @@ class EngineSupervisor:
         self._checks: Checks | None = None
         self._watching: tuple[asyncio.Task[None], ...] = ()
         self._news = asyncio.Event()
+        self._ports: dict[str, int] = {}  # of the last start
         # Replaced as a whole, never changed: `status` reads it from another thread.
         self._status = EngineStatus(
             key=key,
@@ -233,10 +234,18 @@ class EngineSupervisor:
 
     async def _attempt(self, client: httpx.AsyncClient, deadline: float) -> None:
         spec = self._spec
-        port = ports.free_port(spec.host)
-        self._process = process = await EngineProcess.spawn(
-            spec.argv(port), env=spec.environment(port), cwd=spec.cwd, log_path=self._log_path()
-        )
+        with ports.reserve(spec.ports, spec.host, avoid=self._ports.values()) as reserved:
+            self._ports = numbers = reserved.numbers
+            self._process = process = await EngineProcess.spawn(
+                spec.argv(numbers),
+                env=spec.environment(numbers),
+                cwd=spec.cwd,
+                log_path=self._log_path(),
+                log_bytes=spec.log_bytes,
+                log_files=spec.log_files,
+                reserved=reserved,
+            )
+        port = numbers[ports.MAIN]
         self._set(
             "starting", stage="port", pid=process.pid, create_time=process.create_time, url=spec.url(port)
         )
@@ -246,11 +255,12 @@ class EngineSupervisor:
             remaining = max(0.0, deadline - time.monotonic())
             await asyncio.wait({stages, ended}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                raise self._ended(ended.result(), port)
+                raise self._ended(ended.result(), numbers)
             if not stages.done():
-                raise self._failed(
-                    "ENGINE.START_TIMEOUT", f"not ready within {spec.start_timeout:g} s", process.last_lines
-                )
+                why = f"not ready within {spec.start_timeout:g} s"
+                if self._status.stage == "port":
+                    why += await asyncio.to_thread(ports.elsewhere, process.guard_pid, port)
+                raise self._failed("ENGINE.START_TIMEOUT", why, process.last_lines)
             try:
                 stages.result()
             except CodedError as exc:
@@ -294,10 +304,12 @@ class EngineSupervisor:
                     raise
                 await asyncio.sleep(10 * _PAUSE)
 
-    def _ended(self, report: ExitReport, port: int) -> CodedError:
+    def _ended(self, report: ExitReport, numbers: dict[str, int]) -> CodedError:
         facts = {"status": report.status, "signal": report.signal}
         if ports.says_taken(report.status, report.last_lines):
-            return self._failed("ENGINE.PORT_TAKEN", f"port {port} was taken", report.last_lines, **facts)
+            taken = ", ".join(map(str, numbers.values()))
+            why = f"port {taken} was taken" if len(numbers) == 1 else f"one of the ports {taken} was taken"
+            return self._failed("ENGINE.PORT_TAKEN", why, report.last_lines, **facts)
         why = f"ended before it was ready: {report.how}"
         if report.status == 0:
             why += " (an engine must stay in the foreground)"
