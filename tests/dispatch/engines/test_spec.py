@@ -35,6 +35,15 @@ GOOD: dict[str, Any] = {"command": ("serve", "--port", "{port}")}
         ("term_timeout", -0.1),
         ("kill_timeout", float("nan")),
         ("health_failures", 0),
+        ("log_bytes", 65535),
+        ("log_bytes", 1e9),
+        ("log_files", 0),
+        ("ports", "nccl"),
+        ("ports", ("port",)),
+        ("ports", ("",)),
+        ("ports", ("a.b",)),
+        ("ports", (3,)),
+        ("ports", ("nccl",)),
         ("num_gpus", -1),
         ("num_cpus", "1"),
     ],
@@ -53,10 +62,34 @@ def test_a_key_is_not_repeated_in_the_failure() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_only_port_and_host_are_replaced() -> None:
-    spec = EngineSpec(command=("serve", '{"a": {}}', "{host}:{port}"), env={"P": "{port}"}, host="::1")
-    assert spec.argv(80) == ("serve", '{"a": {}}', "::1:80")
-    assert spec.environment(80) == {"P": "80"}
+@pytest.mark.parametrize(
+    ("ports", "text", "why"),
+    [
+        ((), "{port.nccl}", 'must name "nccl", since {port.nccl} is used'),
+        ((), "{port.}", 'must name "", since'),
+        (("grpc",), "{port.nccl}{port.grpc}", "must name"),
+        (("nccl",), "{port}", "is used nowhere: write {port.nccl} in command or env, not 'nccl'"),
+        (("nccl", "nccl"), "{port.nccl}", "names each port once"),
+    ],
+)
+def test_ports_and_their_places_agree(ports: tuple[str, ...], text: str, why: str) -> None:
+    with pytest.raises(CodedError) as caught:
+        EngineSpec(command=("serve", "{port}", text), ports=ports)
+    assert caught.value.code == "CONFIG.INVALID"
+    assert why in caught.value.detail
+    assert "\n" not in caught.value.detail
+
+
+def test_only_ports_and_host_are_replaced() -> None:
+    spec = EngineSpec(
+        command=("serve", '{"a": {}}', "{host}:{port}", "{port.a-1}", "{portable}"),
+        env={"P": "{port},{port.nccl}"},
+        host="::1",
+        ports=("nccl", "a-1"),
+    )
+    numbers = {"port": 80, "nccl": 81, "a-1": 82}
+    assert spec.argv(numbers) == ("serve", '{"a": {}}', "::1:80", "82", "{portable}")
+    assert spec.environment(numbers) == {"P": "80,81"}
     assert spec.url(80) == "http://[::1]:80"
     assert EngineSpec(command=("serve",), env={"PORT": "{port}"}).url(1) == "http://127.0.0.1:1"
 
@@ -81,6 +114,7 @@ def test_how_an_engine_ended() -> None:
     assert ExitReport(signal=99).how == "signal 99"
     assert ExitReport(status=3).how == "exit status 3"
     assert ExitReport(guard_lost=True).how == "killed together with its guard"
+    assert ExitReport(signal=9, oom="the kernel did it").how == "signal 9 (SIGKILL); the kernel did it"
 
 
 def test_the_room_does_not_import_ray() -> None:

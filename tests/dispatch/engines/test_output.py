@@ -1,0 +1,297 @@
+"""What an engine prints: drained, its end readable, its files bounded, whatever it is."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dispatch.engines.child import output
+from dispatch.engines.child.output import MAX_BYTES, MAX_LINE, MAX_LINES, LogFiles, Output
+from dispatch.engines.child.process import EngineProcess
+from tests.dispatch.engines.processes import Tag
+
+
+def kept(*pieces: bytes) -> tuple[str, ...]:
+    one = Output(None)
+    for piece in pieces:
+        one._keep(piece)
+    return one.last_lines()
+
+
+def numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}") if number else path
+
+
+def in_order(path: Path, files: int) -> bytes:
+    """The whole log, oldest file first."""
+    parts = [numbered(path, number) for number in reversed(range(files))]
+    return b"".join(part.read_bytes() for part in parts if part.exists())
+
+
+# -- the last lines
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        ((), ()),
+        ((b"one\ntwo\n",), ("one", "two")),
+        ((b"on", b"e\ntw", b"o"), ("one", "two")),
+        ((b"dos\r\nline\r\n",), ("dos", "line")),
+        ((b"\n\n",), ("", "")),
+        ((b"\x1b[1;31mred\x1b[0m \x1b]0;title\x07text \x1b[2K\x1b(B",), ("red text ",)),
+        ((b"\x1b[", b"0"), ("0",)),
+        ((b"a\0b\x08c\x1f\tT\xc2\x85\xe2\x80\xa8",), ("a\ufffdb\ufffdc\ufffd\tT\ufffd\ufffd",)),
+        ((b"\xff\xfe caf\xc3\xa9 \xf0\x9f\x98",), ("\ufffd\ufffd café \ufffd",)),
+        ((b"form\x0cfeed\x1cis one line",), ("form\ufffdfeed\ufffdis one line",)),
+    ],
+)
+def test_last_lines_can_be_read(pieces: tuple[bytes, ...], lines: tuple[str, ...]) -> None:
+    assert kept(*pieces) == lines
+
+
+@pytest.mark.parametrize("ended", [b"\r", b"\r\n", b"\n", b""])
+def test_of_a_progress_bar_the_last_state(ended: bytes) -> None:
+    states = [f"\r{n:5d}/5000 [{'#' * 80}]".encode() for n in range(5001)]
+    assert len(b"".join(states)) > 4 * MAX_BYTES
+    for pieces in ([b"loading\n", *states, ended], [b"loading\n" + b"".join(states) + ended]):
+        assert kept(*pieces) == ("loading", " 5000/5000 [" + "#" * 80 + "]"), "nothing before it is lost"
+        after = kept(*pieces, b"\nTraceback\n")
+        assert [line for line in after if line][-1] == "Traceback"
+        assert after[0] == "loading"
+
+
+def test_a_bar_that_returns_in_the_middle_of_a_read() -> None:
+    assert kept(b"10%\r", b"20%", b"\r30%\r", b"done\nnext") == ("done", "next")
+    assert kept(b"10%", b"\r") == ("10%",)
+
+
+def test_a_line_without_end() -> None:
+    one = Output(None)
+    for _ in range(20):
+        one._keep(b"x" * (1 << 20))
+    (line,) = one.last_lines()
+    assert MAX_LINE < len(line) < MAX_LINE + 100
+    assert "characters cut" in line
+    one._keep(b"\nend\n")
+    assert one.last_lines() == ("end",), "of a line whose beginning is lost nothing is given out"
+
+
+def test_what_is_kept_is_bounded() -> None:
+    one = Output(None)
+    for n in range(10_000):
+        one._keep(f"{n} {'y' * 200}\n".encode())
+    assert len(one._tail) <= MAX_BYTES
+    assert len(one.last_lines()) == MAX_LINES
+    assert one.last_lines()[-1].startswith("9999 ")
+    assert one.last_lines()[0].startswith("9800 ")
+
+
+@pytest.mark.parametrize(
+    "text", [b"\x1b", b"\x1b[", b"\x1b]", b"\r", b"\0", b"FS1.", b"\n", b"\x1b[0", b"\xc2", b"\r\n"]
+)
+def test_nothing_costs_more_than_its_length(text: bytes) -> None:
+    """A model may print what it likes: no pattern here backtracks. The test's time limit is the check."""
+    one = Output(None)
+    for _ in range(8):
+        one._keep(text * (1 << 18))
+        one.last_lines()
+
+
+# -- the files
+
+
+def test_rotation_loses_and_reorders_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = LogFiles(path, 1000, 4)
+    log.open()
+    written = b""
+    for n in range(200):
+        line = f"{n} {'z' * (n % 50)}\n".encode()
+        written += line
+        assert log.write(line) == ""
+    log.close()
+    files = sorted(tmp_path.iterdir())
+    assert [one.name for one in files] == ["log", "log.1", "log.2", "log.3"]
+    assert all(one.stat().st_size <= 1000 for one in files)
+    assert all(one.read_bytes().endswith(b"\n") for one in files), "each ends with a whole line"
+    assert written.endswith(in_order(path, 4))
+
+
+def test_all_files_together_are_bounded(tmp_path: Path) -> None:
+    """One write of many files' size, lines longer than a file, no newline at all."""
+    path = tmp_path / "log"
+    log = LogFiles(path, 1000, 3)
+    log.open()
+    for data in (b"a" * 5500, b"b\n" * 4000, b"c" * 999 + b"\n" + b"d" * 2000, b"e"):
+        assert log.write(data) == ""
+        assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 3000
+    assert in_order(path, 3).endswith(b"d" * 1000 + b"e")
+    log.close()
+
+
+def test_one_file(tmp_path: Path) -> None:
+    log = LogFiles(tmp_path / "log", 100, 1)
+    log.open()
+    for n in range(30):
+        log.write(f"line {n:4}\n".encode())
+    log.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["log"]
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "line   29"
+    assert (tmp_path / "log").stat().st_size <= 100
+
+
+def test_what_is_there_counts(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"before\n" * 100)
+    log = LogFiles(path, 1000, 2)
+    log.open()
+    log.write(b"after\n" * 100)
+    log.close()
+    assert numbered(path, 1).read_bytes().startswith(b"before\n" * 100 + b"after\n")
+    assert in_order(path, 2) == b"before\n" * 100 + b"after\n" * 100
+
+
+def test_somebody_clears_up(tmp_path: Path) -> None:
+    log = LogFiles(tmp_path / "sub" / "log", 100, 3)
+    log.open()
+    for n in range(50):
+        if n == 25:
+            for one in (tmp_path / "sub").iterdir():
+                one.unlink()
+            (tmp_path / "sub").rmdir()
+        assert log.write(b"x" * 49 + b"\n") == ""
+    log.close()
+    assert (tmp_path / "sub" / "log").exists()
+
+
+# -- a disk that is full
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file of this process may become larger (setrlimit(2)): EFBIG after a short write, as on a full
+    disk. Python ignores SIGXFSZ."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    path = tmp_path / "log"
+    log = LogFiles(path, 1 << 20, 3)
+    log.open()
+    assert log.write(b"first\n") == ""
+    with file_size_limit(10):
+        trouble = log.write(b"second\n")
+        assert str(path) in trouble
+        assert os.strerror(errno.EFBIG) in trouble
+        assert path.read_bytes() == b"first\nseco", "the disk took a part"
+        assert log.write(b"third\n") == "", "said once"
+        now += output.RETRY
+        assert log.write(b"fourth\n") == "", "tried again, still full, not said again"
+    assert log.write(b"fifth\n") == ""
+    assert path.read_bytes() == b"first\nseco", "not tried again yet"
+    now += output.RETRY
+    assert log.write(b"sixth\n") == ""
+    assert log.write(b"seventh\n") == ""
+    missing = len(b"nd\nthird\nfourth\nfifth\n")
+    note = f"\n[failsoft: {missing} bytes of output are missing here]\n"
+    assert path.read_text() == f"first\nseco{note}sixth\nseventh\n"
+    with file_size_limit(1):
+        assert log.write(b"eighth\n") != "", "a new trouble is said"
+    log.close()
+
+
+def test_a_full_device() -> None:
+    log = LogFiles("/dev/full", 1 << 20, 3)
+    log.open()
+    assert os.strerror(errno.ENOSPC) in log.write(b"text\n")
+    log.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
+def test_a_full_file_system_stops_nothing(tmp_path: Path) -> None:
+    """A tmpfs of 1 MiB: the engine's 4 MB are read to their end, the trouble is in its last lines."""
+    script = f"""
+import asyncio, sys
+from dispatch.engines.child.process import EngineProcess
+async def main():
+    engine = await EngineProcess.spawn(
+        (sys.executable, "-c", "for n in range(40000): print('x' * 99)\\nprint('the end')"),
+        log_path={str(tmp_path / "log")!r},
+    )
+    report = await engine.wait(30)
+    print(report.status, "|".join(line for line in report.last_lines if "x" * 99 not in line))
+    await engine.stop()
+asyncio.run(main())
+"""
+    mount = f'mount -t tmpfs -o size=1m tmpfs "{tmp_path}" && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no mount namespace can be made here: {done.stderr.strip()}")
+    assert done.stdout.startswith("0 "), done.stderr
+    assert done.stdout.endswith("the end\n")
+
+
+# -- a real engine
+
+
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [
+        ("for _ in range(100): sys.stdout.write('x' * 1_000_000)", "characters cut"),
+        ("for n in range(1_000_000): sys.stdout.write(f'\\r{n:99}')", f"{999_999:99}"),
+        ("for _ in range(100): sys.stdout.buffer.write(bytes(range(256)) * 4000)", "\ufffd"),
+    ],
+)
+async def test_hundred_megabytes_of_anything(tag: Tag, tmp_path: Path, script: str, last: str) -> None:
+    engine = await EngineProcess.spawn(
+        (sys.executable, "-c", f"import sys\n{script}"),
+        env=tag.env,
+        log_path=tmp_path / "log",
+        log_bytes=1 << 20,
+        log_files=2,
+    )
+    report = await engine.wait(50)
+    assert report.status == 0
+    assert last in report.last_lines[-1]
+    assert len(report.last_lines) <= MAX_LINES
+    assert all(len(line) < MAX_LINE + 100 for line in report.last_lines)
+    assert 1 << 20 < sum(one.stat().st_size for one in tmp_path.iterdir()) <= 2 << 20
+    await engine.stop()
+
+
+async def test_a_log_on_a_full_device_stops_nothing(tag: Tag) -> None:
+    engine = await EngineProcess.spawn(("echo", "still here"), env=tag.env, log_path="/dev/full")
+    report = await engine.wait(10)
+    assert report.status == 0
+    assert report.last_lines[0] == "still here"
+    assert "/dev/full cannot be written: No space left on device" in report.last_lines[-1]
+    await engine.stop()
+
+
+async def test_nothing_is_left_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    one = Output(tmp_path / "log", 100, 2)
+    write_end = one.attach(asyncio.get_running_loop())
+    os.write(write_end, b"text\n" * 1000)
+    os.close(write_end)
+    await asyncio.wait_for(one.ended.wait(), 5)
+    one.close()
+    assert len(os.listdir("/proc/self/fd")) == before
