@@ -30,6 +30,7 @@ _MOST_PIDS: Final = 1000
 _MOST_RECORDS: Final = 20_000
 _LONGEST_RECORD: Final = 8192
 _LONGEST_LINE: Final = 200
+_RECORD: Final = re.compile(r"\d+,\d+,(?P<time>\d+),[^;]*;(?P<text>.*)")
 _KILLED: Final = re.compile(r"(?:Killed process |oom-kill:.*\bpid=)(?P<pid>\d+)\b")
 _SLACK: Final = 60.0
 """Seconds that a record may seem older than the engine."""
@@ -113,11 +114,10 @@ def _kernel_lines(pids: set[int], started: float) -> list[str]:
                 continue  # overwritten before it was read: the next read is of the oldest that is left
             if not record:
                 break  # a file in place of the device
-            head, _, text = record.decode("utf-8", "replace").partition(";")
-            line = text.partition("\n")[0]
-            victim = _KILLED.search(line)
-            if victim and int(victim[1]) in pids and int(head.split(",")[2]) / 1e6 >= since:
-                found.append(defuse(f"{line:.{_LONGEST_LINE}}"))
+            parts = _RECORD.match(record.decode("utf-8", "replace"))
+            victim = _KILLED.search(parts["text"]) if parts else None
+            if parts and victim and int(victim["pid"]) in pids and int(parts["time"]) / 1e6 >= since:
+                found.append(defuse(f"{parts['text']:.{_LONGEST_LINE}}"))
     except OSError:
         pass  # EAGAIN: read to its end. Anything else: what was read is the evidence
     finally:
