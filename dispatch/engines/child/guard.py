@@ -1,8 +1,8 @@
 """The guard: a small process between an engine and its owner, which outlives neither.
 
 Run as a script, never imported by the owner: ``python -I -S guard.py CONFIG COMMAND STATUS HELD…``
-with inherited descriptors; those HELD are only kept open, for the engine's reserved ports. Standard library only and no site-packages, so it starts in about
-20 ms and needs a few megabytes.
+with inherited descriptors; those HELD are only kept open, for the engine's reserved ports. Standard
+library only and no site-packages, so it starts in about 20 ms and needs a few megabytes.
 
 Why it exists. Ray SIGKILLs the direct children of a worker that ends and leaves their descendants
 alive (vllm#55510, ray#54364); after a SIGKILL of the worker nothing is cleaned at all, so nothing
@@ -43,14 +43,15 @@ LONGEST_PAUSE = 500
 
 
 def stat_of(pid: int) -> tuple[int, int] | None:
-    """Parent pid and start ticks of a process, or None when it is gone or a zombie."""
+    """Parent pid and start ticks of a process, or None when it is gone or a zombie. One that only looks
+    like a zombie, since its first thread has ended and others go on, is neither."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
     except OSError:
         return None
     fields = text[text.rindex(b")") + 2 :].split()  # the name before it may hold anything, also ")"
-    return None if fields[0] == b"Z" else (int(fields[1]), int(fields[19]))
+    return None if fields[0] == b"Z" and int(fields[17]) < 2 else (int(fields[1]), int(fields[19]))
 
 
 def descendants(root: int) -> list[tuple[int, int]]:

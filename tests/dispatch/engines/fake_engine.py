@@ -1,9 +1,12 @@
 """A server with an engine's interface and one chosen defect. A program, standard library only."""
 
 import argparse
+import ctypes
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +15,12 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int, required=True)
 parser.add_argument("--never-bind", action="store_true")
 parser.add_argument("--daemonise", action="store_true", help="serve in a child and end with status 0")
+parser.add_argument("--bind-other", type=int, default=0, help="serve on this port instead")
+parser.add_argument("--print-bytes", type=int, default=0, help="print so much before it serves")
+parser.add_argument("--exit", type=int, help="end with this status, after the printing")
+parser.add_argument("--ignore-term", action="store_true")
+parser.add_argument("--zombie-child", action="store_true", help="have a child that is never reaped")
+parser.add_argument("--zombie", action="store_true", help="end the first thread after a generation")
 parser.add_argument("--taken", type=int, default=0, help="as if the port were taken, the first N times")
 parser.add_argument("--taken-says", default="", help="print this and end with 1, in place of status 98")
 parser.add_argument("--die-once-after", type=float, default=0)
@@ -41,6 +50,15 @@ if start and start <= options.taken:
         print(options.taken_says, flush=True)
         sys.exit(1)
     sys.exit(98)
+for n in range(options.print_bytes // 100):
+    print(f"{n:99}")
+if options.exit is not None:
+    print(f"ending with {options.exit}", flush=True)
+    sys.exit(options.exit)
+if options.ignore_term:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if options.zombie_child and os.fork() == 0:
+    os._exit(0)
 if options.never_bind:
     print("loading for ever", flush=True)
     time.sleep(1000)
@@ -92,6 +110,12 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
-print(f"serving on {options.port}", flush=True)
+server = ThreadingHTTPServer(("127.0.0.1", options.bind_other or options.port), Handler)
+print(f"serving on {server.server_port}", flush=True)
+if options.zombie:
+    threading.Thread(target=server.serve_forever).start()
+    while not generations:
+        time.sleep(0.02)
+    # exit(2) of this thread alone: the process is a zombie for as long as the other one serves.
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
 server.serve_forever()

@@ -9,13 +9,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dispatch.engines import EngineSpec
+import pytest
+
+from dispatch.engines import EngineSpec, EngineSupervisor
+from protocol import CodedError
 
 FAKE = str(Path(__file__).with_name("fake_engine.py"))
 SLEEP = ("sleep", "1000")
 TREE = ("sh", "-c", "setsid -f sleep 1001; sleep 1002 & exec sleep 1003")
 """Three processes: the engine, a child, and a grandchild that has forked twice into its own session."""
 STUBBORN = ("sh", "-c", "trap '' TERM; setsid -f sleep 1001; while :; do sleep 1; done")
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of ``folder`` by name."""
+    return sorted(folder.iterdir())
 
 
 class Tag:
@@ -52,3 +60,15 @@ def spec_of(tag: Tag, *flags: str, **fields: Any) -> EngineSpec:
         "probe_interval": 0.1,
     }
     return EngineSpec(command=fake_engine(*flags), env=tag.env, **{**defaults, **fields})
+
+
+async def fail(spec: EngineSpec) -> CodedError:
+    """A start that fails: with what, as its status says as well."""
+    supervisor = EngineSupervisor(spec)
+    with pytest.raises(CodedError) as caught:
+        await supervisor.start()
+    status = await supervisor.status()
+    assert status.state == "dead"
+    assert status.code == str(caught.value.code)
+    assert status.detail == caught.value.detail
+    return caught.value

@@ -135,7 +135,7 @@ def test_a_log_with_other_numbers(kernel_log: Path, monkeypatch: pytest.MonkeyPa
     assert oom_evidence(Seen(), 123, time.time() - 100) == ""
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "3,1;Killed process 123 (x)", "3,1,x,-;Killed process 123 (x)"])
+@pytest.mark.parametrize("text", ["", "nonsense", "3,1;Killed process 123", "3,1,x,-;Killed process 123"])
 def test_a_log_that_cannot_be_read(kernel_log: Path, text: str) -> None:
     kernel_log.write_text(text)
     assert oom_evidence(Seen(), 123, time.time()) == ""
@@ -167,9 +167,7 @@ def test_what_a_process_calls_itself_is_no_failure_of_ours(kernel_log: Path) -> 
         ),
     ],
 )
-def test_the_count_of_the_cgroup(
-    kernel_log: Path, tmp_path: Path, files: dict[str, str], words: str
-) -> None:
+def test_the_count_of_the_cgroup(kernel_log: Path, tmp_path: Path, files: dict[str, str], words: str) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     said = oom_evidence(Seen(tmp_path, 3), 123, time.time())

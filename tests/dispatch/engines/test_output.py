@@ -17,7 +17,7 @@ import pytest
 from dispatch.engines.child import output
 from dispatch.engines.child.output import MAX_BYTES, MAX_LINE, MAX_LINES, LogFiles, Output
 from dispatch.engines.child.process import EngineProcess
-from tests.dispatch.engines.processes import Tag
+from tests.dispatch.engines.processes import Tag, files_in
 
 
 def kept(*pieces: bytes) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def test_rotation_loses_and_reorders_nothing(tmp_path: Path) -> None:
         written += line
         assert log.write(line) == ""
     log.close()
-    files = sorted(tmp_path.iterdir())
+    files = files_in(tmp_path)
     assert [one.name for one in files] == ["log", "log.1", "log.2", "log.3"]
     assert all(one.stat().st_size <= 1000 for one in files)
     assert all(one.read_bytes().endswith(b"\n") for one in files), "each ends with a whole line"
@@ -273,7 +273,7 @@ async def test_hundred_megabytes_of_anything(tag: Tag, tmp_path: Path, script: s
     assert last in report.last_lines[-1]
     assert len(report.last_lines) <= MAX_LINES
     assert all(len(line) < MAX_LINE + 100 for line in report.last_lines)
-    assert 1 << 20 < sum(one.stat().st_size for one in tmp_path.iterdir()) <= 2 << 20
+    assert 1 << 20 < sum(one.stat().st_size for one in files_in(tmp_path)) <= 2 << 20
     await engine.stop()
 
 

@@ -43,6 +43,7 @@ GOOD: dict[str, Any] = {"command": ("serve", "--port", "{port}")}
         ("ports", ("",)),
         ("ports", ("a.b",)),
         ("ports", (3,)),
+        ("ports", 3),
         ("ports", ("nccl",)),
         ("num_gpus", -1),
         ("num_cpus", "1"),

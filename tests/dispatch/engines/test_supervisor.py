@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,8 @@ from dispatch.engines import EngineSpec, EngineSupervisor, embedded_spec
 from dispatch.engines.child import ports
 from dispatch.engines.health import probe
 from protocol import CodedError
-from tests.dispatch.engines.processes import SLEEP, Tag, spec_of
+from tests.dispatch.engines.processes import SLEEP, Tag, fail, spec_of
 from tests.support.wait import until
-
-
-async def fail(spec: EngineSpec) -> CodedError:
-    supervisor = EngineSupervisor(spec)
-    with pytest.raises(CodedError) as caught:
-        await supervisor.start()
-    status = await supervisor.status()
-    assert status.state == "dead"
-    assert status.code == str(caught.value.code)
-    assert status.detail == caught.value.detail
-    return caught.value
 
 
 @pytest.mark.parametrize("api", ["sglang", "openai"])
@@ -73,35 +63,6 @@ async def test_watch_without_end(tag: Tag) -> None:
     await supervisor.start()
     assert await supervisor.watch(0.01) is None
     await supervisor.stop()
-
-
-async def test_no_such_command() -> None:
-    error = await fail(EngineSpec(command=("/no/such/engine", "{port}")))
-    assert error.code == "ENGINE.SPAWN_FAILED"
-
-
-async def test_ends_at_once(tag: Tag) -> None:
-    error = await fail(EngineSpec(command=("sh", "-c", "echo no GPU; exit 4", "{port}"), env=tag.env))
-    assert error.code == "ENGINE.EXITED"
-    assert error.data["status"] == 4
-    assert error.data["stage"] == "port"
-    assert error.data["last_lines"] == ["no GPU"]
-    assert error.detail.endswith("exit status 4; last line: no GPU")
-
-
-async def test_daemonises(tag: Tag) -> None:
-    error = await fail(spec_of(tag, "--daemonise"))
-    assert error.code == "ENGINE.EXITED"
-    assert "must stay in the foreground" in error.detail
-    assert tag.alive() == [], "its daemon is gone as well"
-
-
-async def test_never_binds(tag: Tag) -> None:
-    error = await fail(spec_of(tag, "--never-bind", start_timeout=0.7))
-    assert error.code == "ENGINE.START_TIMEOUT"
-    assert error.data["stage"] == "port"
-    assert error.data["last_lines"] == ["loading for ever"]
-    assert tag.alive() == []
 
 
 @pytest.mark.parametrize(
@@ -156,8 +117,13 @@ async def test_port_taken_by_a_real_server(tag: Tag, monkeypatch: pytest.MonkeyP
     first = EngineSupervisor(spec_of(tag))
     port = int((await first.start()).url.rpartition(":")[2])
     chosen = iter([port, port])
-    real = ports.free_port
-    monkeypatch.setattr(ports, "free_port", lambda host: next(chosen, None) or real(host))
+    real = ports.reserve
+
+    def reserve(names: Collection[str], host: str, avoid: Collection[int]) -> ports.Reserved:
+        taken = next(chosen, None)
+        return real(names, host, avoid) if taken is None else ports.Reserved({"port": taken})
+
+    monkeypatch.setattr(ports, "reserve", reserve)
     second = EngineSupervisor(embedded_spec(env=tag.env))
     status = await second.start()
     assert status.state == "ready"
