@@ -50,7 +50,7 @@ class Output:
         self._pipe = -1
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tail = bytearray()
-        self._cut = False  # the beginning of the first line kept is lost
+        self._headless = False  # the beginning of the first line kept is lost
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> int:
         """Open pipe and log file and begin to drain; the write end, for the caller to pass on and
@@ -83,7 +83,7 @@ class Output:
             data = _last_states(bytes(self._tail[unended:]) + data)
             del self._tail[unended:]
         self._tail += data[-MAX_BYTES:]
-        self._cut = self._cut or len(data) > MAX_BYTES or len(self._tail) > MAX_BYTES
+        self._headless = self._headless or len(data) > MAX_BYTES or len(self._tail) > MAX_BYTES
         del self._tail[:-MAX_BYTES]
 
     def last_lines(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class Output:
         the last state. And without tokens: what an engine prints may come from a model, and must not
         pass for a failure of ours."""
         lines = _last_states(bytes(self._tail)).decode("utf-8", "replace").split("\n")
-        if self._cut and len(lines) > 1:
+        if self._headless and len(lines) > 1:
             del lines[0]
         if lines[-1] == "":
             del lines[-1]

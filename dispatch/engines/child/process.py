@@ -263,15 +263,14 @@ class EngineProcess:
             await self._changed.wait()
             self._changed.clear()
         seconds = time.monotonic() - self._began
+        looking.cancel()
+        asking = asyncio.create_task(self._ask_for_evidence())  # beside the waiting: it costs no time
         await self._timed(self._guard_gone.wait(), _DRAIN)
         lost = self._guard_gone.is_set() and "gone" not in self._facts
         if lost:
             await sweep(self.marker, _DRAIN)
         await self._timed(self._output.ended.wait(), _DRAIN)
-        looking.cancel()
-        oom = ""
-        if not self._planned:
-            oom = await asyncio.to_thread(evidence.oom_evidence, self._seen, self.pid, self.create_time)
+        oom = await asking
         fact = self._facts.get("exit", {})
         report = ExitReport(
             status=fact.get("status"),
@@ -293,6 +292,11 @@ class EngineProcess:
             before = self._seen
             self._seen = await asyncio.to_thread(evidence.look, self.pid, before if before.pids else None)
             await asyncio.sleep(_LOOK)
+
+    async def _ask_for_evidence(self) -> str:
+        if self._planned:
+            return ""
+        return await asyncio.to_thread(evidence.oom_evidence, self._seen, self.pid, self.create_time)
 
     async def _end_guard(self) -> None:
         """For a guard that does not react (stopped by a signal) though nothing of its tree is left."""
