@@ -270,7 +270,8 @@ class EngineProcess:
         if lost:
             await sweep(self.marker, _DRAIN)
         await self._timed(self._output.ended.wait(), _DRAIN)
-        oom = await asking
+        await asyncio.wait({asking}, timeout=_DRAIN)
+        oom = asking.result() if asking.done() else ""
         fact = self._facts.get("exit", {})
         report = ExitReport(
             status=fact.get("status"),
