@@ -238,7 +238,7 @@ class Epoch:
             await asyncio.wait(news, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if not answers.done() and not self.failures and not self._verdict.done():
                 late = [rank for rank, task in enumerate(tasks) if not task.done()]
-                text = f"no answer to {what} within {timeout:g} s from rank {_listed(late)}"
+                text = f"no answer to {what} within {timeout:.3g} s from rank {_listed(late)}"
                 self._fail(Failure(late[0], CodedError("TIMEOUT.DEADLINE", text, {"late": late}), lost=True))
             if self.failures:
                 await asyncio.wait({self._verdict})

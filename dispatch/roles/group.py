@@ -154,6 +154,8 @@ class TrainingGroup:
     async def failed(self) -> CodedError:
         """Wait until the group fails, and say why; for a caller that has no call in flight. Raises
         CodedError when the group is restarted or closed instead, POOL.MISUSE when it is not ready."""
+        if self.state is State.FAILED and self.failure is not None:
+            return self.failure
         error = await self._ready().failed()
         if error.code != "ACTOR.GROUP_FAILED":
             raise error

@@ -10,6 +10,7 @@ import pytest
 
 from dispatch.roles.epoch import WINDOW, Epoch, Failure, Limits, _Member, first
 from protocol import CodedError
+from tests.support.wait import until
 
 DIED = CodedError("ACTOR.DIED", "killed")
 RESET = CodedError("TASK.FAILED", "connection reset by peer")
@@ -40,8 +41,7 @@ class Heard:
     async def call(self, timeout: float = 20.0) -> asyncio.Task[list[Any]]:
         before = len(self.answers)
         task = asyncio.create_task(self.epoch.call("step", (), {}, timeout))
-        while len(self.answers) < before + 2:
-            await asyncio.sleep(0)
+        await until(lambda: len(self.answers) == before + 2)
         return task
 
 
@@ -130,8 +130,7 @@ async def test_a_lost_answer_is_asked_for_again_while_the_rank_is_only_out_of_re
     call = await heard.call()
     heard.answers[0].set_exception(CodedError("ACTOR.UNAVAILABLE", "out of reach"))
     heard.answers[1].set_result("one")
-    while len(heard.answers) < 3:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(heard.answers) == 3)
     heard.answers[2].set_result("zero")
     assert await call == ["zero", "one"]
     assert heard.failures == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import ray
 
 from dispatch.processes import is_alive
 from dispatch.roles import Limits, State, TrainingGroup
+from dispatch.roles import epoch as epoch_module
 from protocol import CodedError, Events
 from tests.dispatch.roles.ranks import AsyncTrainer, Trainer, group_of
 from tests.support.events import EventFile
@@ -98,50 +100,50 @@ async def test_ranks_start_together_meet_at_rank_0_and_answer_by_rank(make: Make
         assert not any(is_alive(*process) for process in before)
         assert await group.call("step", timeout=CALL) == [1, 1]
         assert len(group_of(group.name)) == 1
-        assert (await group.restart("once more")).epoch == 3
     await group.close()
     for late in (group.call("step", timeout=CALL), group.restart("too late"), group.failed()):
         assert (await failure_of(late)).code == "POOL.CLOSED"
     told = [event["event"] for event in events.all()]
-    assert told.count("group.ready") == 3
-    assert told.count("group.restarting") == 2
+    assert told.count("group.ready") == 2
+    assert told.count("group.restarting") == 1
     assert told[-1] == "group.closed"
 
 
-@pytest.mark.parametrize(
-    ("how", "code"),
-    [
-        ("SIGKILL", "ACTOR.DIED"),
-        ("exit", "ACTOR.DIED"),
-        ("SIGSTOP", "ACTOR.WEDGED"),
-        ("raise", "TASK.FAILED"),
-        ("unpicklable", "TASK.FAILED"),
-        ("interrupt", "TASK.FAILED"),
-    ],
-)
-async def test_one_rank_fails_the_whole_group(make: Make, events: EventFile, how: str, code: str) -> None:
-    gently = 0.0 if how == "SIGSTOP" else 0.02  # nobody's socket breaks when a neighbour only stops
+HOW_A_RANK_FAILS = {
+    "SIGKILL": "ACTOR.DIED",
+    "exit": "ACTOR.DIED",
+    "SIGSTOP": "ACTOR.WEDGED",
+    "raise": "TASK.FAILED",
+    "unpicklable": "TASK.FAILED",
+    "interrupt": "TASK.FAILED",
+}
+
+
+@pytest.mark.timeout(150)
+async def test_one_rank_fails_the_whole_group(
+    make: Make, events: EventFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_module, "WINDOW", 1.0)  # a busy machine tells late of a death
     group = make()
     await group.start()
-    before = processes(group)
-    error = await failure_of(group.call("fail", 1, how, gently, timeout=CALL))
-    assert error.code == "ACTOR.GROUP_FAILED"
-    assert error.data["code"] == code
-    if code != "TASK.FAILED":  # between two that raised the first is named that was heard of
-        assert (error.data["rank"], error.data["pid"]) == (1, before[1][0])
-    assert group.state is State.FAILED
-    assert (await failure_of(group.call("step", timeout=CALL))).id == error.id
-    assert (await group.failed()).id == error.id
-    assert group.epoch == 1  # nothing is restarted by itself
-    (failed,) = events.named("group.failed")
-    assert failed["id"] == error.id
-    if how == "SIGKILL":  # the others' exceptions are its consequences
-        await until(lambda: group.consequences or not events.named("group.rank_failed"), what="consequences")
-        assert [one.rank for one in group.consequences] == [0]
-    assert (await group.restart("one failed")).epoch == 2
-    assert group.failure is None
-    assert not any(is_alive(*process) for process in before)
-    assert await group.call("step", timeout=CALL) == [1, 1]
+    for epoch, (how, code) in enumerate(HOW_A_RANK_FAILS.items(), 1):
+        before = processes(group)
+        # The others' sockets break a moment later, except where the neighbour does nothing any more.
+        gently = 0.05 if code == "ACTOR.DIED" else 0.0
+        error = await failure_of(group.call("fail", 1, how, gently, timeout=CALL))
+        assert error.code == "ACTOR.GROUP_FAILED", how
+        assert (error.data["rank"], error.data["code"]) == (1, code), how
+        assert (error.data["epoch"], error.data["pid"]) == (epoch, before[1][0]), how
+        assert group.state is State.FAILED
+        assert (await failure_of(group.call("step", timeout=CALL))).id == error.id
+        assert (await group.failed()).id == error.id
+        assert group.epoch == epoch  # nothing is restarted by itself
+        assert is_alive(*before[0])  # nor killed
+        assert [event["id"] for event in events.named("group.failed")][epoch - 1 :] == [error.id]
+        assert (await group.restart(how)).epoch == epoch + 1
+        assert group.failure is None
+        assert not any(is_alive(*process) for process in before), how
+        assert await group.call("step", timeout=CALL) == [1, 1]
 
 
 async def test_all_ranks_at_once_and_none_in_a_call(make: Make) -> None:
@@ -159,6 +161,7 @@ async def test_all_ranks_at_once_and_none_in_a_call(make: Make) -> None:
     assert group.epoch == 2
 
 
+@pytest.mark.timeout(120)
 async def test_ranks_with_coroutines(make: Make) -> None:
     group = make(AsyncTrainer)
     await group.start()
@@ -170,8 +173,9 @@ async def test_ranks_with_coroutines(make: Make) -> None:
     assert group._epoch is not None
     actor = group._epoch._members[0].actor
     async with asyncio.timeout(CALL):
-        while not await actor.run.remote(10**6, 0, "seen"):
-            await asyncio.sleep(0.05)
+        for number in itertools.count(1000):  # a number is run once
+            if await actor.run.remote(number, 0, "seen"):
+                break
     await group.restart("it raised")
 
     error = await failure_of(group.call("interrupt", 0, timeout=CALL))
@@ -184,9 +188,8 @@ async def test_ranks_with_coroutines(make: Make) -> None:
     error = await failure_of(group.call("interrupt_beside", 1, timeout=CALL))
     assert (error.data["rank"], error.data["code"]) == (1, "ACTOR.WEDGED")
     assert is_alive(*wedged)
-    assert (await group.restart("it is wedged")).epoch == 4
+    await group.close()
     assert not is_alive(*wedged)
-    assert await group.call("epoch", timeout=CALL) == [4, 4]
 
 
 async def test_a_start_that_fails_names_the_rank_and_leaves_nothing(make: Make) -> None:
@@ -200,6 +203,7 @@ async def test_a_start_that_fails_names_the_rank_and_leaves_nothing(make: Make) 
     assert group_of(group.name) == []
 
 
+@pytest.mark.timeout(120)
 async def test_a_death_during_a_start_and_during_a_restart(make: Make, tmp_path: Path) -> None:
     deadly = tmp_path / "deadly"
     deadly.touch()
@@ -234,6 +238,7 @@ async def test_no_room_is_told_with_the_resources_by_the_deadline(make: Make) ->
     assert "{CPU: 3}, {CPU: 3}" in error.detail
     assert group_of(late.name) == []
     await taken.close()
+    late._start_timeout = 30.0
     assert (await late.restart("there is room now")).epoch == 2
 
 
@@ -298,7 +303,7 @@ def test_what_cannot_be_started_is_refused() -> None:
 
 
 def test_nothing_outlives_its_owner(ray_local: None) -> None:
-    """Another driver of this Ray is SIGKILLed: its ranks end, though they compute, and its bundles are free."""
+    """Another driver of this Ray is SIGKILLed: its ranks end, though they compute, and its room is free."""
     address, name = ray.get_runtime_context().gcs_address, f"orphan-{time.monotonic_ns()}"
     command = [sys.executable, "-m", "tests.dispatch.roles.owner", address, name]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
