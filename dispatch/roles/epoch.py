@@ -240,8 +240,6 @@ class Epoch:
                 late = [rank for rank, task in enumerate(tasks) if not task.done()]
                 text = f"no answer to {what} within {timeout:.3g} s from rank {_listed(late)}"
                 self._fail(Failure(late[0], CodedError("TIMEOUT.DEADLINE", text, {"late": late}), lost=True))
-            if self.failures:
-                await asyncio.wait({self._verdict})
         except asyncio.CancelledError:
             late = [rank for rank, task in enumerate(tasks) if not task.done()]
             if late and not self._verdict.done():
@@ -252,6 +250,8 @@ class Epoch:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(answers, *tasks, return_exceptions=True)
+        if self.failures:
+            await asyncio.wait({self._verdict})
         # Last of all, with nothing awaited after it: what came from an epoch that is over is not returned.
         if self._verdict.done():
             self._raise()

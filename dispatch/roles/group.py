@@ -190,18 +190,21 @@ class TrainingGroup:
     async def _first(self) -> Rendezvous:
         try:
             return await self._start()
-        except CodedError:
-            await self._placement.remove()
+        except CodedError as exc:
+            try:
+                await self._placement.remove()
+            finally:
+                self._fail(exc)
             raise
 
     async def _again(self, last: Epoch | None) -> Rendezvous:
-        if last is not None:
-            try:
+        try:
+            if last is not None:
                 await self._see_gone(last)
-            except CodedError as exc:
-                self._fail(exc)
-                raise
-        return await self._start()
+            return await self._start()
+        except CodedError as exc:
+            self._fail(exc)
+            raise
 
     async def _start(self) -> Rendezvous:
         loop = asyncio.get_running_loop()
@@ -214,7 +217,6 @@ class TrainingGroup:
             self._rendezvous = await epoch.start(self._work, placement, max(0.0, end - loop.time()))
         except CodedError as exc:
             epoch.end(exc)
-            self._fail(exc)
             await self._see_gone(epoch)
             raise
         self._enter("started")
@@ -245,8 +247,10 @@ class TrainingGroup:
                 self._epoch.end(closed)  # the start may have made one since
                 await self._see_gone(self._epoch)
         finally:
-            await self._placement.remove()
-            self._enter("closed")
+            try:
+                await self._placement.remove()
+            finally:
+                self._enter("closed")
         self._emit("group.closed")
 
     # -- failing -----------------------------------------------------------------------------------
@@ -268,6 +272,7 @@ class TrainingGroup:
         self._emit("group.failed", level="error", error=error)
 
     def _fail(self, error: CodedError) -> None:
+        """A start came to nothing, and nothing of it is left."""
         self._rendezvous = None
         self._enter("failed")
         if self.state is State.FAILED and (self.failure is None or self.failure.id != error.id):

@@ -43,6 +43,8 @@ class Placement:
 
         Raises CodedError after ``timeout`` seconds, naming the resources: TASK.UNSCHEDULABLE where no node
         could ever have them, TIMEOUT.DEADLINE where others have them."""
+        if not ray.is_initialized():
+            raise CodedError("POOL.MISUSE", "a training group needs Ray: call ray.init() first")
         end = time.monotonic() + timeout
         if self.group is not None and (await self._ask(_state))[0] == "REMOVED":
             self.group = None

@@ -288,6 +288,16 @@ async def test_a_call_that_is_late_fails_the_group_and_one_that_waits_for_its_tu
     assert "sleep within 0.3 s from rank 0, 1" in error.detail
 
 
+async def test_without_ray_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call would start a Ray of its own accord."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    group = TrainingGroup(Trainer, 2)
+    error = await failure_of(group.start())
+    assert error.code == "POOL.MISUSE"
+    assert "ray.init()" in error.detail
+    await group.close()
+
+
 def test_what_cannot_be_started_is_refused() -> None:
     for wrong, says in (
         ({"cls": Trainer(0, 1, None)}, "not a class"),  # type: ignore[arg-type]  # the wrong thing, on purpose
