@@ -1,7 +1,8 @@
 """dispatch: sending work where it may fail.
 
 Inner rooms: `posting` (POSTs through a pool of poster actors), `engines` (inference engines as
-supervised child processes), `rollout` (sampling prompts over both). Names are imported when first
+supervised child processes), `rollout` (sampling prompts over both), `roles` (restart policy, training
+groups). Names are imported when first
 used, so that an engine's process does not load Ray.
 """
 

@@ -71,6 +71,10 @@ ENTRIES: Final = (
     _e("ACTOR.NESTED_DIED", "retry_elsewhere", "unknown", "an actor that our callee was calling died; our callee is alive",
        "Do not restart the actor that you called: the one that it calls is the one that died, and the detail names it. "
        "Look at that one as for ACTOR.DIED (`dmesg -T`, its worker-*.err)."),
+    _e("ACTOR.GROUP_FAILED", "give_up", "unknown", "a rank of a training group failed, and the whole group with it",
+       "The rank that failed first, its code and its node are in the data: look that code up (`failsoft codes CODE`), and "
+       "read that rank's worker-*.err on that node; what the other ranks raised follows from it. Nothing is restarted by "
+       "itself: call restart() on the group, and load the last checkpoint."),
     # NODE
     _e("NODE.DIED", "retry_elsewhere", "unknown", "a node, or its raylet, is gone",
        "See which one with `ray list nodes --filter state=DEAD`, then its raylet.out and the machine's own log "

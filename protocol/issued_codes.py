@@ -11,6 +11,7 @@ from typing import Final
 
 ISSUED: Final = (
     "ACTOR.DIED",
+    "ACTOR.GROUP_FAILED",
     "ACTOR.INIT_FAILED",
     "ACTOR.NESTED_DIED",
     "ACTOR.TOO_MANY_PENDING",

@@ -18,7 +18,7 @@ ROOMS = ("protocol", "faults", "dispatch", "chaos", "failsoft")
 # The rooms that others import from, each with a short list of names.
 FRONT = (
     "protocol", "faults", "faults.alerts", "dispatch", "dispatch.posting", "dispatch.engines",
-    "dispatch.rollout", "chaos",
+    "dispatch.roles", "dispatch.rollout", "chaos",
 )  # fmt: skip
 MAX_NAMES = 14
 MAX_LINES = 450
