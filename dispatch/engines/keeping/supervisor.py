@@ -29,6 +29,7 @@ from dispatch.engines.child.process import EngineProcess
 from dispatch.engines.health import probe
 from dispatch.engines.health.checks import Checks
 from dispatch.engines.spec import EngineSpec, EngineStatus, ExitReport, State, StopReport
+from dispatch.roles.policy import Role, options_for
 from protocol import CodedError, coded
 from protocol.errors import here
 
@@ -356,14 +357,12 @@ def _actor_class() -> Any:
 
 
 def as_actor(spec: EngineSpec, **options: Any) -> Any:
-    """The Ray actor class for ``spec``, ready for ``.remote(spec, key)``, with more of Ray's ``options``.
-    Never restarted by Ray: a restarted actor would have lost its engine and not know it."""
+    """The Ray actor class for ``spec``, ready for ``.remote(spec, key)``, with more of Ray's ``options``."""
     return _actor_class().options(
         num_cpus=spec.num_cpus,
         num_gpus=spec.num_gpus,
         resources=spec.resources or None,
-        max_restarts=0,
-        max_task_retries=0,
+        **options_for(Role.OWNER),
         **options,
     )
 

@@ -14,6 +14,7 @@ from dispatch.posting.posters.placement import affinity
 from dispatch.posting.posters.session import Session
 from dispatch.posting.transports.client import Transport
 from dispatch.processes import until
+from dispatch.roles.policy import Role, options_for
 from faults import Backoff, classify
 from protocol import CodedError, Events
 
@@ -164,7 +165,7 @@ class Keeper:
             await lane.start(
                 {
                     **self._options,
-                    "max_restarts": 0,  # Ray's own restart would hide that its state was lost
+                    **options_for(Role.OWNER),
                     "max_concurrency": 4 * MAX_CALLS,  # room for what a cancelled call leaves behind
                     "scheduling_strategy": affinity(self.node),
                 },

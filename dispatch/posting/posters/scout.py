@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dispatch.posting.posters.session import Session
 from dispatch.processes import see_gone
+from dispatch.roles.policy import Role, options_for
 
 PATIENCE: Final = 30.0
 """Seconds after which an actor that does not answer is replaced. It may only be waiting for the GCS; but
@@ -212,7 +213,7 @@ class Scout:
             # Not soft: without resources to ask for, Ray places a soft one on any node for as long as a node
             # that has just joined does not know the others, and there it would keep a drain from ending.
             where = NodeAffinitySchedulingStrategy(here, soft=False)
-            options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": where}
+            options = {"num_cpus": 0, "scheduling_strategy": where, **options_for(Role.OWNER)}
             self._actor = _actor_class().options(**options).remote()
         self._since = loop.time()
         self._call = asyncio.create_task(_answer(self._actor))
