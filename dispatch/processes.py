@@ -1,4 +1,9 @@
-"""Processes by name: a pid together with its start time, never a pid alone, for pids are used again."""
+"""Processes by name: a pid together with its start time, never a pid alone, for pids are used again.
+
+A process has ended when its last thread has. Linux calls it a zombie as soon as its first thread has ended,
+and its sockets and files stay open until the others have: after a SIGKILL that can take as long as freeing
+its memory does, and meanwhile its peers know nothing of its end (proc_pid_stat(5) tells of one thread).
+"""
 
 from __future__ import annotations
 
@@ -16,11 +21,14 @@ CONFIRM: Final = 10.0
 
 
 def same_process(pid: int, create_time: float) -> psutil.Process | None:
-    """The process, if that very one still runs; a zombie does not. ``create_time`` is unix seconds, as
-    psutil has it; a second of difference is allowed, for the clock that it rests on is adjusted."""
+    """The process, if that very one still runs; a zombie without other threads does not. ``create_time`` is
+    unix seconds, as psutil has it; a second of difference is allowed, for the clock that it rests on is
+    adjusted."""
     try:
         process = psutil.Process(pid)
-        same = abs(process.create_time() - create_time) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        same = abs(process.create_time() - create_time) < 1 and (
+            process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
+        )
     except psutil.NoSuchProcess:
         return None
     return process if same else None
