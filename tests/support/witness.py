@@ -3,6 +3,10 @@
 ``POST /<behaviour>?<parameters>`` on the work port; ``GET /counts`` and ``POST /reset`` on a control port
 of its own, so that the control connections are never among those that it counts. It runs apart from the
 test's event loop, which therefore cannot starve it: what it counts is what a server sees.
+
+What it calls in flight are its handlers, and a handler learns that its client has hung up a moment after the
+kernel has, or only begins then. So the peak is counted by the kernel's word: of the requests that are being
+handled, those whose connection still stands.
 """
 
 from __future__ import annotations
@@ -12,11 +16,12 @@ import asyncio
 import contextlib
 import http.client
 import json
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +30,18 @@ from typing import Any, Self
 from aiohttp import web
 
 ROOT = Path(__file__).resolve().parents[2]
+ESTABLISHED = 1
+"""The state, in tcp_info, of a connection that neither end has closed (enum in linux/tcp_states.h)."""
 Behaviour = Callable[["Ledger", web.Request, bytes], Awaitable[web.StreamResponse]]
+
+
+def stands(connection: asyncio.Transport) -> bool:
+    """Whether neither end has closed it, as far as the kernel knows (tcp(7), TCP_INFO)."""
+    try:
+        state = connection.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    except OSError:  # this end has closed it, and the descriptor with it
+        return False
+    return bool(state[0] == ESTABLISHED)
 
 
 class Ledger:
@@ -33,14 +49,30 @@ class Ledger:
 
     def __init__(self) -> None:
         self.in_flight = 0
+        self._connections: set[asyncio.Transport] = set()
         self.reset()
+
+    @contextlib.contextmanager
+    def handling(self, connection: asyncio.Transport | None) -> Iterator[None]:
+        """One request is in flight meanwhile; ``connection`` is None where it was lost already."""
+        self.in_flight += 1
+        if connection is not None:
+            self._connections.add(connection)
+        if self.in_flight > self.peak:
+            self.peak = max(self.peak, self._standing())
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if connection is not None:
+                self._connections.remove(connection)
 
     def reset(self) -> None:
         """Forget everything but what is in flight."""
         self.arrived: Counter[str] = Counter()
         self.disconnected: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
-        self.peak = self.in_flight
+        self.peak = self._standing()
         self.times: dict[str, list[float]] = {}
 
     def as_json(self, connections: int) -> dict[str, Any]:
@@ -53,6 +85,9 @@ class Ledger:
             "times": self.times,
             "connections": connections,
         }
+
+    def _standing(self) -> int:
+        return sum(map(stands, self._connections))
 
 
 def _number(request: web.Request, name: str, default: float) -> float:
@@ -234,19 +269,16 @@ async def serve(port: int) -> None:
         id = request.headers.get("X-Request-Id", "")
         ledger.arrived[id] += 1
         ledger.times.setdefault(id, []).append(time.time())
-        ledger.in_flight += 1
-        ledger.peak = max(ledger.peak, ledger.in_flight)
-        try:
-            body = await request.read()
-            response = await BEHAVIOURS[request.match_info["behaviour"]](ledger, request, body)
-        except (asyncio.CancelledError, ConnectionError):
-            ledger.disconnected[id] += 1
-            raise
-        else:
-            ledger.finished[id] += 1
-            return response
-        finally:
-            ledger.in_flight -= 1
+        with ledger.handling(request.transport):
+            try:
+                body = await request.read()
+                response = await BEHAVIOURS[request.match_info["behaviour"]](ledger, request, body)
+            except (asyncio.CancelledError, ConnectionError):
+                ledger.disconnected[id] += 1
+                raise
+            else:
+                ledger.finished[id] += 1
+                return response
 
     app = web.Application(client_max_size=256 * 1024 * 1024)
     app.router.add_post("/{behaviour}", work)
@@ -291,6 +323,10 @@ class Witness:
         assert self._process.stdout is not None
         self.port, self._control = (int(word) for word in self._process.stdout.readline().split())
         self.base = f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def url(self, behaviour: str, query: str = "") -> str:
         return f"{self.base}/{behaviour}{'?' + query if query else ''}"
