@@ -89,14 +89,17 @@ class Admission(Generic[L]):
         lane = self._pick(avoid)
         return None if lane is None else self._take(lane)
 
-    async def acquire(self, avoid: Collection[str] = (), caller: Hashable = None) -> L:
+    async def acquire(
+        self, avoid: Collection[str] = (), caller: Hashable = None, *, first: bool = False
+    ) -> L:
         """A place in an empty lane, rather not one named in ``avoid``. Waits as long as its caller lets
-        it: every caller has a deadline around this. Raises the error given to `close`."""
+        it: every caller has a deadline around this. ``first``: before what else the caller has waiting.
+        Raises the error given to `close`."""
         lane = self.try_acquire(avoid)
         if lane is not None:
             return lane
         future: asyncio.Future[L] = asyncio.get_running_loop().create_future()
-        entry = self._queue.push(caller, _Waiter(future, avoid))
+        entry = self._queue.push(caller, _Waiter(future, avoid), first=first)
         try:
             return await future
         except BaseException:  # raised again: whatever ends the wait must not keep a place
@@ -107,14 +110,20 @@ class Admission(Generic[L]):
 
     def release(self, lane: L) -> None:
         """Give a place back; it goes to whoever's turn it is."""
-        lane.occupied -= 1
-        self.occupied -= 1
-        assert lane.occupied >= 0 <= self.occupied, "a place was released twice"
-        if lane.occupied < lane.share and lane.name not in self._listed:
-            self._free.append(lane)
-            self._listed.add(lane.name)
+        self._give_back(lane)
         if self._queue:
             self._hand_out()
+
+    def move(self, lane: L, avoid: Collection[str]) -> L | None:
+        """A place elsewhere for the one in ``lane``, which nothing came of; whoever waits had no part in it.
+        None, and the place is released, where no other is free. Raises as `acquire`."""
+        self._give_back(lane)
+        if self._closed is not None:
+            raise self._closed
+        other = self._pick(avoid)
+        if other is None:
+            return None
+        return self._take(other)
 
     def close(self, error: CodedError) -> None:
         """Refuse everybody, those who wait included, with ``error``."""
@@ -130,6 +139,14 @@ class Admission(Generic[L]):
             lane = self._pick(waiter.avoid)
             assert lane is not None
             waiter.future.set_result(self._take(lane))
+
+    def _give_back(self, lane: L) -> None:
+        lane.occupied -= 1
+        self.occupied -= 1
+        assert lane.occupied >= 0 <= self.occupied, "a place was released twice"
+        if lane.occupied < lane.share and lane.name not in self._listed:
+            self._free.append(lane)
+            self._listed.add(lane.name)
 
     def _pick(self, avoid: Collection[str]) -> L | None:
         if self.occupied >= self.concurrency:

@@ -235,10 +235,11 @@ class Post:
     async def _sent(self, number: int, lane: Lane | None = None) -> Reply:
         shared = self._shared
         ledger = shared.ledger
+        back = False
         while True:
             lane = lane or shared.admission.try_acquire(self._avoid)
             if lane is None:
-                place = shared.admission.acquire(self._avoid, self._caller)
+                place = shared.admission.acquire(self._avoid, self._caller, first=back)
                 lane = await self._in_time(place, "for a place in the pool")
             left = self._remaining()
             if left <= 0:
@@ -258,12 +259,12 @@ class Post:
             item = Item(self._id, next(shared.sequence), self._url, self._body, self._headers)
             try:
                 answer = await lane.run(item, left)
-            except Unsent:  # its poster ended first: this was no attempt
+            except Unsent:  # its poster ended or fell silent first: this was no attempt
                 self._avoid.add(lane.name)
                 self._attempts -= 1
                 ledger.sent -= 1
                 ledger.retried -= number > 1
-                lane = None
+                lane, back = shared.admission.move(lane, self._avoid), True
                 continue
             return Reply(
                 answer.data, answer.status, answer.headers, lane.via, number, answer.seconds, self._id

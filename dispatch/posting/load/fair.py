@@ -60,14 +60,18 @@ class FairQueue(Generic[T]):
         """What waits, in no order that means anything. The queue must not change meanwhile."""
         return (entry.item for line in self._ring for entry in line.entries if not entry.gone)
 
-    def push(self, caller: Hashable, item: T) -> Entry[T]:
-        """Queue ``item`` behind what ``caller`` has waiting already."""
+    def push(self, caller: Hashable, item: T, *, first: bool = False) -> Entry[T]:
+        """Queue ``item`` behind what ``caller`` has waiting already; with ``first`` before it, for an item
+        that had its turn and came back."""
         line = self._lines.get(caller)
         if line is None:
             line = self._lines[caller] = _Line(caller)
             self._ring.append(line)
         entry = Entry(item)
-        line.entries.append(entry)
+        if first:
+            line.entries.appendleft(entry)
+        else:
+            line.entries.append(entry)
         self._live += 1
         return entry
 

@@ -62,7 +62,7 @@ class Wire(Protocol):
 
 
 class Unsent(Exception):
-    """The poster ended before the request was handed to Ray."""
+    """The poster ended, or fell silent, before the request was handed to Ray. Its place is still taken."""
 
 
 class _Flight:
@@ -77,6 +77,9 @@ class _Flight:
         self.call: _Call | None = None
         self.sent = False
         self.slot = math.ceil((ends + GRACE) / COARSE)  # when it is looked at, with others; `_look_later`
+
+    def handed_back(self) -> bool:
+        return self.future.done() and not self.future.cancelled() and self.future.result() is None
 
 
 class _Call:
@@ -131,10 +134,9 @@ class Batcher:
         self._soon = False
 
     async def run(self, item: Item, budget: float) -> Answer:
-        """One attempt, within ``budget`` seconds. Raises CodedError, or `Unsent`. Its place is released in
-        every case, at once or when the remote end is known to have stopped."""
+        """One attempt, within ``budget`` seconds. Raises CodedError, or `Unsent`. Its place is released, at
+        once or when the remote end is known to have stopped, in every case but `Unsent`."""
         if self._end is not None:
-            self._release()
             raise Unsent
         flight = _Flight(item, self._loop.time() + budget, self._loop)
         self._look_later(flight)
@@ -144,6 +146,8 @@ class Batcher:
         try:
             outcome = await flight.future
         except asyncio.CancelledError:
+            if flight.handed_back():
+                self._release()  # in the instant of the cancellation: nobody else will
             self._abandon(flight)
             raise
         finally:
@@ -160,18 +164,25 @@ class Batcher:
             self._paused = False
             self._flush_soon(True)
 
+    def hand_back(self) -> None:
+        """The poster does not answer: what was not handed to Ray yet goes elsewhere. What was may run."""
+        unsent = [flight for flight in self._flights.values() if not flight.sent]
+        for flight in reversed(unsent):  # each goes before the others where it has to wait
+            del self._flights[flight.item.attempt]
+            if flight.future.done():
+                self._release()  # cancelled, and about to hear of it
+            self._finish(flight, None)
+        self._outbox = [flight for flight in self._outbox if flight.sent]
+
     def settle(self, error: CodedError) -> None:
         """End everything in flight with ``error``, and take nothing more. Places stay taken until `over`."""
         if self._end is None:
             self._end = error
+        self.hand_back()
         flights, self._flights, self._outbox = list(self._flights.values()), {}, []
         for flight in flights:
-            if flight.sent:
-                self._held.add(flight.item.attempt)
-                self._finish(flight, CodedError(error.code, error.detail, {**error.data, **_about(flight)}))
-            else:
-                self._finish(flight, None)
-                self._release()
+            self._held.add(flight.item.attempt)
+            self._finish(flight, CodedError(error.code, error.detail, {**error.data, **_about(flight)}))
 
     def over(self) -> None:
         """The poster is gone with everything in it: nothing of this can run any more."""

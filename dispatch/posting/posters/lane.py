@@ -15,7 +15,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import RayError
 
-from dispatch.posting.posters.batching import DEAD, Batcher
+from dispatch.posting.posters.batching import DEAD, Batcher, Unsent
 from dispatch.posting.posters.local import LocalLane
 from dispatch.posting.posters.poster import PosterInfo, Pulse, poster_class
 from dispatch.posting.posters.session import Session
@@ -107,6 +107,8 @@ class PosterLane:
 
     async def run(self, item: Item, budget: float) -> Answer:
         """One attempt; see `Batcher.run`."""
+        if self.state is not State.SERVING:  # since it was chosen
+            raise Unsent
         return await self._batcher.run(item, budget)
 
     def send(self, message: bytes) -> Awaitable[bytes]:
@@ -179,6 +181,7 @@ class PosterLane:
         """Kill the actor and everything in flight with it. True when its process is known to be gone;
         the places of what was in flight are released either way, since no reply can come any more."""
         self.state = State.DEAD
+        self._batcher.hand_back()
         self._kill()
         if self._session.ended() is not None:  # nothing can be asked any more, and nobody is to wait for that
             detail = "Ray was shut down under the pool with the request in flight"
@@ -210,6 +213,8 @@ class PosterLane:
         if self.state is not state and self.state is not State.DEAD:
             self.state = state
             self._on_state(self)
+            if state is State.QUARANTINED:
+                self._batcher.hand_back()
 
     async def _started(self) -> PosterInfo:
         while True:

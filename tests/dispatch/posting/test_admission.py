@@ -78,7 +78,7 @@ class World:
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["arrive", "arrive", "arrive", "release", "release", "cancel", "race", "serve", "avoid"]
+            ["arrive", "arrive", "arrive", "release", "release", "cancel", "race", "serve", "avoid", "move"]
         ),
         st.integers(0, 1 << 16),
     ),
@@ -100,6 +100,12 @@ def test_any_interleaving(concurrency: int, lanes: int, actions: list[tuple[str,
                 await asyncio.sleep(0)  # arrives before whatever comes next
             elif action == "release" and world.held:
                 world.admission.release(world.held.pop(number % len(world.held)))
+            elif action == "move" and world.held:
+                lane = world.held.pop(number % len(world.held))
+                other = world.admission.move(lane, {lane.name})
+                assert (other is None) == (not world.served)
+                if other is not None:
+                    world.held.append(other)
             elif action == "cancel" and world.waiting:
                 world.waiting[number % len(world.waiting)][1].cancel()
             elif action == "race" and world.held and world.waiting:
@@ -177,6 +183,33 @@ async def test_a_resplit_never_lets_more_in_than_the_whole() -> None:
     assert (new.share, new.occupied) == (3, 0)
     admission.release(old)
     assert await waiting is new
+
+
+async def test_a_place_that_moves_is_not_given_to_who_waits() -> None:
+    silent, other = Place("silent"), Place("other")
+    admission: Admission[Place] = Admission(2)
+    admission.serve([silent, other])
+    for _ in range(2):
+        await admission.acquire()
+    waiting = asyncio.create_task(admission.acquire())
+    await asyncio.sleep(0)
+    admission.serve([other])
+    assert admission.move(silent, {"silent"}) is other
+    assert [silent.occupied, other.occupied, other.share, admission.occupied] == [0, 2, 2, 2]
+    admission.serve([])
+    assert admission.move(other, {"other"}) is None
+    assert (admission.occupied, waiting.done()) == (1, False)
+    first = asyncio.create_task(admission.acquire(first=True))
+    await asyncio.sleep(0)
+    admission.serve([other])
+    assert (await first, waiting.done()) == (other, False)
+    admission.release(other)
+    assert await waiting is other
+    closed = CodedError("POOL.CLOSED", "closed")
+    admission.close(closed)
+    with pytest.raises(CodedError, match=r"POOL\.CLOSED"):
+        admission.move(other, ())
+    assert admission.occupied == 1
 
 
 async def test_release_twice_is_an_error() -> None:

@@ -7,6 +7,7 @@ What breaks Ray itself runs in a driver of its own, see `fault_drive`."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ import pytest
 import ray
 
 from dispatch.posting import PosterPool
+from dispatch.posting.posters.batching import MAX_CALLS
 from dispatch.posting.posters.keeper import Recreation
 from dispatch.processes import is_alive
 from faults import Backoff
@@ -32,7 +34,7 @@ from tests.dispatch.posting.test_pool_misuse import drive
 from tests.support.cgroup import memory_cgroup_of
 from tests.support.events import EventFile
 from tests.support.fixtures import QUICK, MakePool
-from tests.support.ray_side import actor_of, on_poster
+from tests.support.ray_side import actor_of, kill_poster, on_poster
 from tests.support.signals import no_signal_ignored
 from tests.support.wait import until, until_sync
 from tests.support.witness import ROOT, Witness
@@ -126,6 +128,34 @@ async def test_a_poster_that_the_kernel_kills_for_its_memory_is_replaced(
         await at_rest(pool, witness)
         judged(pool, witness, 8)
     assert [event["key"] for event in events.named("poster.died")] == ["poster/0"]
+
+
+async def test_what_was_not_sent_to_a_stopped_poster_goes_elsewhere_before_it_is_replaced(
+    make_pool: MakePool, witness: Witness, events: EventFile
+) -> None:
+    """It is stopped while it has as many calls as there may be; it is never replaced, and goes on later."""
+    async with make_pool(40, posters_per_node=2, health=dataclasses.replace(QUICK, strikes=1000)) as pool:
+        victim = pool.stats().posters[0]
+        kill_poster(pool, signal.SIGSTOP, "poster/0")
+        try:
+            url = witness.url("ok", "delay=1")
+            tasks = []
+            for n in range(40):
+                tasks.append(asyncio.create_task(pool.post(url, {}, request_id=f"stop-{n}")))
+                await asyncio.sleep(0.005)  # so that each goes with a call of its own
+            await until(lambda: sum(task.done() for task in tasks) == 40 - MAX_CALLS)
+            stats = pool.stats()
+            assert [one.state for one in stats.posters] == ["quarantined", "serving"]
+            assert [one.occupied for one in stats.posters] == [MAX_CALLS, 0]
+            assert (stats.sent, stats.occupied, stats.succeeded) == (40, MAX_CALLS, 40 - MAX_CALLS)
+        finally:
+            os.kill(victim.pid, signal.SIGCONT)
+        assert {reply.attempts for reply in await asyncio.gather(*tasks)} == {1}
+        await at_rest(pool, witness)
+        judged(pool, witness, 40)
+        assert set(witness.counts()["arrived"].values()) == {1}
+        assert (pool.stats().sent, pool.stats().retried, pool.stats().recreated) == (40, 0, 0)
+    assert [event["key"] for event in events.named("poster.quarantined")] == ["poster/0"]
 
 
 class Hurting(httpx.AsyncBaseTransport):

@@ -44,6 +44,16 @@ def test_one_after_the_other_beside_many_is_every_second() -> None:
     assert served == {"many": 50, "one": 50}
 
 
+def test_what_comes_back_is_before_the_others_of_its_caller() -> None:
+    queue: FairQueue[str] = FairQueue(never)
+    for n in range(2):
+        queue.push("a", f"a{n}")
+        queue.push("b", f"b{n}")
+    queue.push("a", "back", first=True)
+    queue.push("c", "new", first=True)
+    assert [queue.pop() for _ in range(7)] == ["back", "b0", "new", "a0", "b1", "a1", None]
+
+
 def test_a_tombstone_costs_its_caller_no_turn() -> None:
     queue: FairQueue[str] = FairQueue(never)
     entries = [queue.push("a", f"a{n}") for n in range(3)]
@@ -95,8 +105,10 @@ def test_against_a_plain_model(seed: int, callers: int, steps: int) -> None:
         if action < 0.5:
             caller = rng.randrange(callers)
             # The model forgets a caller only when the queue does: when its line was used up.
-            entries[number] = queue.push(caller, number)
-            lines.setdefault(caller, []).append(number)
+            first = rng.random() < 0.2
+            entries[number] = queue.push(caller, number, first=first)
+            line = lines.setdefault(caller, [])
+            line.insert(0 if first else len(line), number)
         elif action < 0.8:
             expected = None
             while lines and expected is None:

@@ -235,11 +235,84 @@ async def test_a_death_ends_what_was_sent_and_hands_back_what_was_not(bench: Ben
     with pytest.raises(Unsent):
         await waiting
     assert [error.code for error in bench.deaths] == ["ACTOR.DIED"]
-    assert bench.released == 1  # the process may still be sending: only its end gives the others back
     with pytest.raises(Unsent):
         await bench.run(60)
+    # The process may still be sending: only its end gives those places back. What is unsent keeps its own.
+    assert bench.released == 0
     bench.batcher.over()
-    assert bench.released == len(sent) + 2
+    assert bench.released == len(sent)
+
+
+async def full(bench: Bench) -> list[asyncio.Task[Answer]]:
+    """As many calls under way as there may be, with one request each: what comes now has to wait."""
+    sent = []
+    for n in range(MAX_CALLS):
+        sent.append(bench.run(n))
+        await turns()
+    assert len(bench.wire.calls) == MAX_CALLS
+    return sent
+
+
+async def test_of_a_silent_poster_what_was_not_sent_is_handed_back_and_the_rest_stays(bench: Bench) -> None:
+    sent = await full(bench)
+    waiting = [bench.run(50 + n) for n in range(3)]
+    ended: list[asyncio.Task[Answer]] = []
+    for task in waiting:
+        task.add_done_callback(ended.append)
+    await turns()
+    bench.batcher.hand_back()
+    await turns()
+    assert [type(task.exception()) for task in waiting] == [Unsent] * 3
+    assert ended == waiting[::-1]  # the oldest last: it goes before the others where they have to wait
+    assert bench.released == 0  # they take their places along
+    assert not any(task.done() for task in sent)
+    later = bench.run(60)  # it answers again
+    await turns()
+    bench.wire.answer(bench.wire.calls[0], *((n, ANSWER) for n in range(MAX_CALLS)))
+    assert await asyncio.gather(*sent) == [ANSWER] * MAX_CALLS
+    await until(lambda: [60] in bench.wire.attempts())
+    bench.wire.answer(bench.wire.open()[-1], (60, ANSWER))
+    assert await later == ANSWER
+    assert bench.released == MAX_CALLS + 1
+    assert [n for part in bench.wire.attempts() for n in part] == [*range(MAX_CALLS), 60]
+
+
+async def test_what_may_have_arrived_is_not_handed_back(bench: Bench) -> None:
+    """Its call was lost, and it waits to be sent again."""
+    task = bench.run(1)
+    await turns()
+    bench.wire.calls[0].set_exception(ActorUnavailableError("away", b"\0" * 16))
+    await until(lambda: bench.suspected == 1)
+    bench.batcher.hand_back()
+    await turns()
+    assert not task.done()
+    bench.batcher.resume()
+    await until(lambda: bench.wire.attempts() == [[1], [1]])
+    bench.wire.answer(bench.wire.calls[1], (1, ANSWER))
+    assert await task == ANSWER
+
+
+@pytest.mark.parametrize("first", ["cancelled", "handed back"])
+@pytest.mark.parametrize("how", ["hand_back", "settle"])
+async def test_cancelled_in_the_instant_in_which_it_is_handed_back_its_place_is_released_once(
+    bench: Bench, first: str, how: str
+) -> None:
+    sent = await full(bench)
+    waiting = bench.run(50)
+    await turns()
+    if first == "cancelled":
+        waiting.cancel()
+    if how == "settle":
+        bench.batcher.settle(CodedError("ACTOR.DIED", "dead"))
+    else:
+        bench.batcher.hand_back()
+    if first != "cancelled":
+        waiting.cancel()
+    await turns()
+    assert waiting.cancelled()
+    assert bench.released == 1
+    if how == "settle":
+        assert all(isinstance(task.exception(), CodedError) for task in sent)
 
 
 async def test_a_cancelled_request_holds_its_place_until_it_has_stopped(bench: Bench) -> None:

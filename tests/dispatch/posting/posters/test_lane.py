@@ -2,8 +2,12 @@
 
 import asyncio
 
-from dispatch.posting.posters.lane import Health, PosterLane
+import pytest
+
+from dispatch.posting.posters.batching import MAX_CALLS, Unsent
+from dispatch.posting.posters.lane import Health, PosterLane, State
 from dispatch.posting.posters.session import Session
+from dispatch.posting.request import Answer, Item
 from protocol import CodedError
 
 
@@ -29,3 +33,44 @@ async def test_an_unavailable_poster_is_probed_at_its_interval_and_not_in_a_hot_
     assert lane.trouble is why
     assert 2 <= probes <= 20
     assert isinstance(lane._hold.exception(), ConnectionResetError)
+
+
+@pytest.mark.parametrize("how", ["quarantined", "retired"])
+async def test_out_of_service_what_was_not_sent_goes_elsewhere_at_once(
+    ray_local: None, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting_at_the_change: list[bool] = []
+    gone = asyncio.Event()
+    lane = PosterLane(
+        "poster/0.1",
+        lambda _: None,
+        lambda _: waiting_at_the_change.append(not waiting.done()),
+        Health(),
+        Session(),
+    )
+    lane.state = State.SERVING
+    monkeypatch.setattr(lane, "send", lambda _: asyncio.Event().wait())
+    monkeypatch.setattr(lane, "_confirm_gone", gone.wait)
+
+    async def run(number: int) -> asyncio.Task[Answer]:
+        task = asyncio.create_task(lane.run(Item(f"r{number}", number, "http://engine", b"{}", {}), 60.0))
+        await asyncio.sleep(0.01)
+        return task
+
+    sent = [await run(n) for n in range(MAX_CALLS)]
+    waiting = await run(50)
+    assert not waiting.done()
+    if how == "quarantined":
+        lane._set(State.QUARANTINED)
+        assert waiting_at_the_change == [True]  # the shares are split anew before anything goes elsewhere
+    why = CodedError("ACTOR.WEDGED", "silent")
+    retiring = asyncio.create_task(lane.retire(why)) if how == "retired" else None
+    for late in (waiting, await run(60)):
+        with pytest.raises(Unsent):
+            await asyncio.wait_for(late, 5)
+    assert not any(task.done() for task in sent)
+    gone.set()
+    await (retiring or lane.retire(why))
+    for task in sent:
+        with pytest.raises(CodedError, match=r"ACTOR\.DIED"):
+            await task
