@@ -7,6 +7,7 @@ What breaks Ray itself runs in a driver of its own, see `fault_drive`."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import httpx
 import pytest
 import ray
 
-from dispatch.posting import PosterPool
+from dispatch.posting import PosterPool, Reply
 from dispatch.posting.posters.batching import MAX_CALLS
 from dispatch.posting.posters.keeper import Recreation
 from dispatch.processes import is_alive
@@ -68,6 +69,25 @@ async def at_rest(pool: PosterPool, witness: Witness) -> None:
     await until(lambda: pool.stats().occupied == witness.counts()["in_flight"] == 0)
 
 
+@contextlib.asynccontextmanager
+async def eight_in_flight(
+    make_pool: MakePool, witness: Witness
+) -> AsyncIterator[tuple[PosterPool, asyncio.Future[list[Reply]]]]:
+    """Two posters with eight POSTs, and their replies that are to come. What is done to one of the two ends
+    in its replacement, and nothing else is lost."""
+    async with make_pool(8, posters_per_node=2) as pool:
+        url = witness.url("ok", "delay=1")
+        replies = asyncio.gather(*(pool.post(url, {}, request_id=f"eight-{n}") for n in range(8)))
+        await until(lambda: witness.counts()["in_flight"] == 8)
+        yield pool, replies
+        await until(lambda: pool.stats().recreated == 1, 40)
+        await at_rest(pool, witness)
+        judged(pool, witness, 8)
+        arrived = witness.counts()["arrived"]
+        assert set(arrived) == {f"eight-{n}" for n in range(8)}
+        assert max(arrived.values()) <= 2
+
+
 # ---- one poster
 
 
@@ -82,24 +102,14 @@ async def test_a_poster_that_holds_the_gil_is_replaced_within_its_health_budget(
     make_pool: MakePool, witness: Witness, events: EventFile, code: str
 ) -> None:
     """Both of its loops are silent, and its process takes no notice of a polite end."""
-    async with make_pool(8, posters_per_node=2) as pool:
+    async with eight_in_flight(make_pool, witness) as (pool, replies):
         victim = pool.stats().posters[0]
-        url = witness.url("ok", "delay=1")
-        tasks = [asyncio.create_task(pool.post(url, {}, request_id=f"gil-{n}")) for n in range(8)]
-        await until(lambda: witness.counts()["in_flight"] == 8)
         began = time.monotonic()
         on_poster(pool, code)
         await until(lambda: pool.stats().posters[0].state not in ("serving", "quarantined"), BUDGET + 2)
         await until(lambda: not is_alive(victim.pid, victim.create_time), 4)
         assert time.monotonic() - began < BUDGET + 4
-        replies = await asyncio.gather(*tasks)
-        assert {reply.status for reply in replies} == {200}
-        await until(lambda: pool.stats().recreated == 1, 40)
-        await at_rest(pool, witness)
-        judged(pool, witness, 8)
-        arrived = witness.counts()["arrived"]
-        assert set(arrived) == {f"gil-{n}" for n in range(8)}
-        assert max(arrived.values()) <= 2
+        assert {reply.status for reply in await replies} == {200}
     died = events.named("poster.died")
     assert [(event["key"], event["data"]["confirmed_gone"]) for event in died] == [("poster/0", True)]
     assert died[0]["code"] == "ACTOR.WEDGED"
@@ -114,19 +124,12 @@ def small_cgroup() -> Iterator[Path]:
 async def test_a_poster_that_the_kernel_kills_for_its_memory_is_replaced(
     make_pool: MakePool, witness: Witness, events: EventFile, small_cgroup: Path
 ) -> None:
-    async with make_pool(8, posters_per_node=2) as pool:
+    async with eight_in_flight(make_pool, witness) as (pool, replies):
         victim = pool.stats().posters[0]
-        url = witness.url("ok", "delay=1")
-        tasks = [asyncio.create_task(pool.post(url, {}, request_id=f"oom-{n}")) for n in range(8)]
-        await until(lambda: witness.counts()["in_flight"] == 8)
         (small_cgroup / "cgroup.procs").write_text(str(victim.pid))
         on_poster(pool, "held = [bytearray(b'x' * 2**20) for _ in range(400)]")
         await until(lambda: not is_alive(victim.pid, victim.create_time), 20, "the kernel killed it")
-        replies = await asyncio.gather(*tasks)
-        assert {reply.via for reply in replies} == {"poster"}
-        await until(lambda: pool.stats().recreated == 1, 40)
-        await at_rest(pool, witness)
-        judged(pool, witness, 8)
+        assert {reply.via for reply in await replies} == {"poster"}
     assert [event["key"] for event in events.named("poster.died")] == ["poster/0"]
 
 
