@@ -178,8 +178,9 @@ class PosterLane:
             self._set(State.QUARANTINED)
 
     async def retire(self, why: CodedError) -> bool:
-        """Kill the actor and everything in flight with it. True when its process is known to be gone;
-        the places of what was in flight are released either way, since no reply can come any more."""
+        """Kill the actor and everything in flight with it. True when its process is known to be gone (on
+        another node by Ray's word alone); the places of what was in flight are released either way, since
+        no reply can come any more."""
         self.state = State.DEAD
         self._batcher.hand_back()
         self._kill()
@@ -267,8 +268,10 @@ class PosterLane:
         info = self.info
         if info is not None and info.node == self._session.node:
             return await see_gone(info.pid, info.create_time)
-        # On another node the raylet kills it, and the call that never returns fails when it is gone. It also
-        # breaks off when the node merely cannot be reached, and then it has to be set again.
+        # On another node the raylet kills it, and all that is heard is the call that never returns: it fails
+        # when a process that died by itself has closed its sockets, but after `ray.kill` at once, though the
+        # process still takes a moment, and a stopped one the 5 s after which its raylet sends SIGKILL (Ray
+        # 2.60). It also breaks off when the node merely cannot be reached, and then it has to be set again.
         end = asyncio.get_running_loop().time() + CONFIRM
         while self._hold is not None and self._session.ended() is None:
             left = end - asyncio.get_running_loop().time()
