@@ -97,8 +97,8 @@ class EngineProcess:
 
         With ``private_tmp``, and unless ``env`` sets TMPDIR, it gets a temporary directory of its own,
         which is removed after its end, and in it the path of an error file as `protocol.carriers.child`
-        reads it. ``gpus`` are the devices
-        that must be free again after a stop, by default those of the engine's CUDA_VISIBLE_DEVICES.
+        reads it. ``gpus`` are the devices that must be free again after a stop, by default those of the
+        engine's CUDA_VISIBLE_DEVICES.
 
         Raises CodedError ENGINE.SPAWN_FAILED when there is no such program, it is not executable,
         ``cwd`` is not there, or the guard did not start. Cancelled, it leaves nothing."""

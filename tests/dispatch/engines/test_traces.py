@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import stat
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from dispatch.engines.child import guard, private, process, shm, traces
+from dispatch.engines.child.ports import Reserved
 from dispatch.engines.child.process import EngineProcess
 from protocol import CodedError
 from tests.dispatch.engines.processes import SEGMENT, SLEEP, TREE, Tag
@@ -307,38 +309,22 @@ async def test_no_well_formed_error_file(tag: Tag, body: str) -> None:
 # -- stages ----------------------------------------------------------------------------------------
 
 
-class Reserved:
-    """A reserved port, as far as a process asks."""
-
-    def __init__(self, number: int, *descriptors: int) -> None:
-        self.numbers = {"port": number}
-        self.descriptors = descriptors
-
-
 async def test_reserved_ports_are_the_guards_until_it_ends(tag: Tag) -> None:
-    ours, theirs = os.pipe()
-    engine = await EngineProcess.spawn(
-        ("sh", "-c", "ls /proc/self/fd | tr '\\n' ' '; exec sleep 1000"),
-        env=tag.env,
-        reserved=Reserved(1, theirs),
-    )
-    os.close(theirs)
-    os.set_blocking(ours, False)
-    await until(lambda: engine.last_lines)
-    assert engine.last_lines[0].split() == ["0", "1", "2", "3"], "3 is ls's own"
-    with pytest.raises(BlockingIOError):
-        os.read(ours, 1)
-    report = await engine.stop()
-    assert list(report.stages) == ["term", "confirm", "ports", "tmp"]
-    await until(lambda: _ended(ours), 5)
-    os.close(ours)
-
-
-def _ended(descriptor: int) -> bool:
-    try:
-        return os.read(descriptor, 1) == b""
-    except BlockingIOError:
-        return False
+    ours, theirs = socket.socketpair()
+    with ours, Reserved({"port": 1}, [theirs]) as reserved:
+        engine = await EngineProcess.spawn(
+            ("sh", "-c", "ls /proc/self/fd | tr '\\n' ' '; exec sleep 1000"), env=tag.env, reserved=reserved
+        )
+        reserved.release()
+        ours.setblocking(False)
+        await until(lambda: engine.last_lines)
+        assert engine.last_lines[0].split() == ["0", "1", "2", "3"], "3 is ls's own"
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+        report = await engine.stop()
+        assert list(report.stages) == ["term", "confirm", "ports", "tmp"]
+        async with asyncio.timeout(5):
+            assert await asyncio.get_running_loop().sock_recv(ours, 1) == b""
 
 
 async def test_somebody_listens_on_its_port(tag: Tag, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,10 +336,10 @@ async def test_somebody_listens_on_its_port(tag: Tag, monkeypatch: pytest.Monkey
     before = await EngineProcess.spawn(python(listen), env=tag.env)
     await until(lambda: before.last_lines)
     older = int(before.last_lines[0])
-    engine = await EngineProcess.spawn(SLEEP, env=tag.env, reserved=Reserved(older))
+    engine = await EngineProcess.spawn(SLEEP, env=tag.env, reserved=Reserved({"port": older}))
     engine.create_time += 2  # boot time is known to a second or so
     assert "ports" in (await engine.stop()).stages, "another program's, and older"
-    engine = await EngineProcess.spawn(SLEEP, env=tag.env, reserved=Reserved(older))
+    engine = await EngineProcess.spawn(SLEEP, env=tag.env, reserved=Reserved({"port": older}))
     engine.create_time -= 100
     monkeypatch.setattr(process, "is_alive", lambda *_: False)
     with pytest.raises(CodedError, match=f"stage ports: somebody listens on {older}") as caught:
