@@ -200,6 +200,7 @@ class EngineProcess:
         except CodedError as exc:
             exc.data |= {"engine": self.argv[0], "stages": stages, "last_lines": self.last_lines[-20:]}
             raise
+        await self._timed(self._guard_gone.wait(), _DRAIN)  # it is about to end, and with it the reservations
         return StopReport(stages=stages, exit=await self.wait(2 * _DRAIN + 1), gpu=words)
 
     async def _guard_did(self, stage: str, timeout: float) -> list[str] | None:
