@@ -56,7 +56,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     supervisor may be silent before it is replaced together with its engine.
 
     With ``log_dir`` the engine's output goes to files there, one start's to at most ``log_files`` of
-    at most ``log_bytes`` each, of which the one without a number is the newest.
+    at most ``log_bytes`` each, of which the one without a number is the newest. With ``private_tmp``, and
+    unless ``env`` sets TMPDIR, each start gets a temporary directory of its own, which is removed after its
+    end.
 
     Raises CodedError CONFIG.INVALID, one line, for values that cannot work.
     """
@@ -85,6 +87,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int = LOG_BYTES
     log_files: int = LOG_FILES
     ports: tuple[str, ...] = ()
+    private_tmp: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) or not self.command or not all(_is_text(a) for a in self.command):
@@ -156,7 +159,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ExitReport(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine ended. One of ``status`` and ``signal`` is set, neither when the guard was
     killed and could not say. ``planned``: after a `stop`. ``seconds`` is how long it ran. ``oom`` is
-    the evidence, in words, that the kernel's out-of-memory killer did it; empty when there is none."""
+    the evidence, in words, that the kernel's out-of-memory killer did it; empty when there is none.
+    ``failure`` is what it left in its error file (`protocol.carriers.error_file`): code, id, detail, data,
+    origin and chain; None when there is none, or no well-formed one."""
 
     status: int | None = None
     signal: int | None = None
@@ -165,6 +170,7 @@ class ExitReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     last_lines: tuple[str, ...] = ()
     oom: str = ""
+    failure: dict[str, Any] | None = None
 
     @property
     def how(self) -> str:
@@ -213,10 +219,13 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stop did: seconds in each stage (``term``, ``kill``, ``confirm``), in this order."""
+    """What a stop did: seconds in each stage, in this order and as far as they applied: ``term``,
+    ``kill``, ``confirm``, ``gpu``, ``ports``, ``shm``, ``tmp``. ``gpu`` says what was seen of the GPUs,
+    or why nothing could be."""
 
     stages: dict[str, float] = {}
     exit: ExitReport | None = None
+    gpu: str = ""
 
 
 def embedded_spec(

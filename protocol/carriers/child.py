@@ -38,6 +38,9 @@ from protocol.codes import Code
 from protocol.errors import CodedError
 from protocol.safe import clean, text_of
 
+ERROR_FILE: Final = "FAILSOFT_ERROR_FILE"
+"""Environment variable by which a parent names the error file to a child whose command it was given: the
+runner takes it where ``--error-file`` is missing, a program of your own passes it to `install`."""
 INTERRUPTED: Final = 130
 """Exit status after a KeyboardInterrupt: 128 + SIGINT, as shells have it."""
 
@@ -46,7 +49,8 @@ _USAGE: Final = f"usage: {_PROGRAM} --error-file PATH [-m MODULE | SCRIPT] ARGS.
 _HELP: Final = """
 Run a Python program that leaves its failure in an error file.
 
---error-file PATH   the file; a path in an existing directory, where no file is yet
+--error-file PATH   the file; a path in an existing directory, where no file is yet;
+                    without it, the path in the environment variable FAILSOFT_ERROR_FILE
 -m MODULE           run a module, as python -m does
 """
 
@@ -173,7 +177,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         # Not argparse, which cannot leave everything after the target alone (a "--" above all).
         options, rest = getopt.getopt(list(arguments), "hm", ["help", "error-file="])
-        given = dict(options)
+        given = {"--error-file": os.environ.get(ERROR_FILE, ""), **dict(options)}
         if given.keys() & {"-h", "--help"}:
             print(f"{_USAGE}\n{_HELP}")
             return 0

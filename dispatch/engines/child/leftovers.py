@@ -1,4 +1,9 @@
-"""Leftovers: finding and ending an engine's processes when its guard cannot any more.
+"""Leftovers: finding and ending what an engine left when its guard cannot do it any more.
+
+An owner whose guard was killed sweeps by the marker (`sweep`). When both were SIGKILLed at once the engine
+itself ends by its parent-death signal, but nothing of ours lives to end its descendants, and no signal
+reaches them: they are found later, by whoever starts the next engine on the node or looks for what is wrong
+with it (`orphans`, `end_orphans`).
 
 A process is named by pid and start time, never by its pid alone: pids are used again.
 """
@@ -6,16 +11,25 @@ A process is named by pid and start time, never by its pid alone: pids are used 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import stat
+import tempfile
 import time
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import psutil
+
+from dispatch.engines.child import private, shm
+from dispatch.processes import is_alive, same_process
 
 MARKER: Final = "FAILSOFT_ENGINE"
 """Environment variable, with a random value for each start, by which an engine's descendants are
 found in /proc when its guard is gone and their parent is no help any more."""
+GUARD_NAME: Final = "failsoft-guard"
+"""A guard's name, as ps shows it (prctl(2), PR_SET_NAME)."""
 
 
 def unix_time(ticks: int) -> float:
@@ -53,3 +67,110 @@ async def sweep(marker: str, timeout: float) -> list[int]:
             return [process.pid for process in left]
         await asyncio.sleep(0.01)
     return []
+
+
+class Orphan(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of an engine whose guard is gone. ``create_time`` is unix seconds; ``command`` its
+    command line, which may hold what nobody else should read."""
+
+    pid: int
+    create_time: float
+    marker: str
+    command: tuple[str, ...]
+
+
+class Orphans(msgspec.Struct, frozen=True, kw_only=True):
+    """What engines have left on this machine: processes, and private temporary directories."""
+
+    processes: tuple[Orphan, ...] = ()
+    directories: tuple[str, ...] = ()
+
+
+def orphans(directory: str | None = None) -> Orphans:
+    """This user's processes that carry a marker and whose guard lives no longer, and the directories
+    ``failsoft-engine-*`` in ``directory`` (by default the temporary one) that neither a guard nor a
+    process of their engine has any more. Blocks for some milliseconds, longer with many processes: call
+    it in a thread."""
+    # First who is guarded, then the guards: the guard of what was seen lived before it.
+    marked = _marked()
+    folder = directory or tempfile.gettempdir()
+    owned = _private_directories(folder)
+    guarded = _guarded()
+    found = [one for one in marked if one.marker not in guarded and is_alive(one.pid, one.create_time)]
+    living = guarded | {one.marker for one in marked}
+    left = [path for marker, path in owned.items() if marker not in living and not private.is_locked(path)]
+    return Orphans(processes=tuple(found), directories=tuple(sorted(left)))
+
+
+async def end_orphans(timeout: float, directory: str | None = None) -> Orphans:
+    """SIGKILL the processes that `orphans` finds, and remove the directories with the shared memory that
+    is noted in them; what is still there after ``timeout`` seconds, nothing if all went well."""
+    deadline = time.monotonic() + timeout
+    while True:
+        left = await asyncio.to_thread(orphans, directory)
+        if left == Orphans() or time.monotonic() > deadline:
+            return left
+        for one in left.processes:
+            process = same_process(one.pid, one.create_time)
+            with contextlib.suppress(psutil.Error):  # gone, or not ours to kill: it is reported as left
+                if process is not None:
+                    process.kill()
+        for path in left.directories:
+            with contextlib.suppress(OSError):  # likewise
+                await asyncio.to_thread(_remove, path)
+        await asyncio.sleep(0.01)
+
+
+def _remove(path: str) -> None:
+    """Remove a directory and the shared memory noted in it; OSError when something stays."""
+    _, failed = shm.remove(*private.noted(path))
+    if failed:
+        raise OSError("; ".join(failed))
+    private.remove(path)
+
+
+def _marked() -> list[Orphan]:
+    begins = f"{MARKER}=".encode()
+    found = []
+    for pid in psutil.pids():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            marker = next((text for text in environment.split(b"\0") if text.startswith(begins)), None)
+            if marker is None:
+                continue
+            process = psutil.Process(pid)
+            found.append(
+                Orphan(
+                    pid=pid,
+                    create_time=process.create_time(),
+                    marker=marker[len(begins) :].decode(errors="replace"),
+                    command=tuple(process.cmdline()),
+                )
+            )
+        except (OSError, psutil.Error):
+            continue  # gone, or another user's
+    return found
+
+
+def _guarded() -> set[str]:
+    """The markers of the guards that live: the last word of their command lines (`guard`)."""
+    found = set()
+    for pid in psutil.pids():
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().rstrip() == GUARD_NAME:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                found.add(words[-1].decode(errors="replace"))
+        except OSError:
+            continue  # gone
+    return found
+
+
+def _private_directories(folder: str) -> dict[str, str]:
+    """This user's private directories in ``folder``, by their marker."""
+    found = {}
+    for path in Path(folder).glob(private.PREFIX + "*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                found[path.name.removeprefix(private.PREFIX)] = str(path)
+    return found

@@ -1,7 +1,8 @@
 """One engine process under its guard, for asyncio: started, drained, waited for, stopped for certain.
 
 Everything is on the loop and no child of ours is ever waited for by blocking: the guard (see
-`dispatch.engines.child.guard`) forks, reaps and kills; here are the other ends of its three pipes.
+`dispatch.engines.child.guard`) forks, reaps, kills and clears up; here are the other ends of its three
+pipes, and what is done when it was killed itself.
 A process is named by pid and start time, never by its pid alone: pids are used again.
 """
 
@@ -9,23 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from dispatch.engines.child import evidence
+from dispatch.engines.child import evidence, gpu, private
 from dispatch.engines.child.leftovers import MARKER, sweep, unix_time
 from dispatch.engines.child.output import Output
 from dispatch.engines.child.ports import Reserved
+from dispatch.engines.child.traces import Traces
 from dispatch.engines.spec import LOG_BYTES, LOG_FILES, ExitReport, StopReport
 from dispatch.processes import is_alive
 from protocol import CodedError
+from protocol.carriers import error_file
 
 SPAWN_TIMEOUT: Final = 10.0
 """Seconds for the guard to start the engine: 20 ms on an idle machine."""
@@ -34,6 +38,8 @@ _DRAIN: Final = 0.5
 _LOOK: Final = 10.0
 """Seconds between two looks at an engine's memory."""
 _GUARD: Final = str(Path(__file__).with_name("guard.py"))
+
+_log = logging.getLogger("failsoft")
 
 
 def inherited_environment() -> dict[str, str]:
@@ -54,13 +60,16 @@ class EngineProcess:
         self._output = output
         self._held = reserved.descriptors if reserved is not None else ()
         self._seen = evidence.Seen()
+        self._traces = Traces(self.marker, {}, private_tmp=False)
         self._began = time.monotonic()
         self._command = self._status = -1
         self._first: subprocess.Popen[bytes] | None = None
         self._pending = b""
         self._facts: dict[str, dict[str, Any]] = {}  # the guard's status lines, by event
+        self._config = -1
         self._planned = False
         self._changed = asyncio.Event()
+        self._tree_gone = asyncio.Event()  # the guard says so, or is gone itself
         self._guard_gone = asyncio.Event()
         self._report: asyncio.Future[ExitReport] = asyncio.get_running_loop().create_future()
         self._stopping = asyncio.Lock()
@@ -79,20 +88,30 @@ class EngineProcess:
         log_files: int = LOG_FILES,
         reserved: Reserved | None = None,
         timeout: float = SPAWN_TIMEOUT,
+        private_tmp: bool = True,
+        gpus: gpu.Gpus | None = None,
     ) -> Self:
         """Start ``argv`` with ``env`` added to this process's environment, output also appended to
         ``log_path`` and its rotated files. The guard holds ``reserved`` as long as it lives, and the
         caller may release it afterwards.
 
+        With ``private_tmp``, and unless ``env`` sets TMPDIR, it gets a temporary directory of its own,
+        which is removed after its end, and in it the path of an error file as `protocol.carriers.child`
+        reads it. ``gpus`` are the devices that must be free again after a stop, by default those of the
+        engine's CUDA_VISIBLE_DEVICES.
+
         Raises CodedError ENGINE.SPAWN_FAILED when there is no such program, it is not executable,
         ``cwd`` is not there, or the guard did not start. Cancelled, it leaves nothing."""
         made = cls(argv, Output(log_path, log_bytes, log_files), reserved)
+        given = dict(env or {})
+        made._traces = Traces(made.marker, given, private_tmp=private_tmp)
+        made._traces.ports = set(reserved.numbers.values()) if reserved is not None else set()
         try:
-            made._launch(dict(env or {}), cwd)
+            visible = given.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+            made._traces.gpu = gpu.Check(gpus or gpu.Nvml(visible))
+            made._launch(given, cwd)
             async with asyncio.timeout(timeout):
-                while not made._guard_gone.is_set() and not {"engine", "spawn_error"} & made._facts.keys():
-                    await made._changed.wait()
-                    made._changed.clear()
+                await made._until(lambda: made._guard_gone.is_set() or made._said("engine", "spawn_error"))
             error = made._facts.get("spawn_error")
             if error is not None:
                 raise made._spawn_failed(f"{error['message']}: {error['path']}", errno=error["errno"])
@@ -129,12 +148,19 @@ class EngineProcess:
             return await asyncio.shield(self._report)
 
     async def stop(self, term_timeout: float = 5.0, kill_timeout: float = 5.0) -> StopReport:
-        """TERM to the engine's process group, after ``term_timeout`` KILL to the whole tree, then
-        proof that nothing is left: the guard's word, pid and start time, and the marker.
+        """Stop the engine for certain. The stages, each with its own time limit:
 
-        May be called at any time and again; a second call answers what the first one did. Takes at
-        most ``term_timeout + 2 * kill_timeout``. Raises CodedError ENGINE.STOP_FAILED with the stage and
-        the pids that are left."""
+        ``term``: TERM to the engine's process group. ``kill``, after ``term_timeout``: KILL to the whole
+        tree. ``confirm``: nothing of it is left, by the guard's word, pid and start time, and the marker.
+        ``gpu``: no device holds anything of it, where there are devices. ``ports``: nothing listens on
+        its ports, where they were reserved. ``shm`` and ``tmp``: its shared memory and its private
+        directory are gone, where it had any.
+
+        May be called at any time and again, also after the engine ended by itself; a second call answers
+        what the first one did, or tries again what that could not do. Takes at most ``term_timeout + 2 *
+        kill_timeout + traces.CLEAR_UP`` seconds. Raises CodedError ENGINE.STOP_FAILED with the ``stage``.
+        When processes are left, ``pids``, nothing of what they may use is removed; otherwise all other
+        stages have run, and ``failures`` says what failed in which."""
         self._planned = self._planned or self.alive
         async with self._stopping:
             if self._stopped is None:
@@ -148,16 +174,18 @@ class EngineProcess:
     async def _stop(self, term_timeout: float, kill_timeout: float) -> StopReport:
         stages: dict[str, float] = {}
         if self.alive:
+            if self._traces.gpu is not None:
+                self._traces.gpu.stopping()
             self._send(b"T")
-            stages["term"] = await self._timed(self._guard_gone.wait(), term_timeout)
-        if not self._guard_gone.is_set():
+            stages["term"] = await self._timed(self._tree_gone.wait(), term_timeout)
+        if not self._tree_gone.is_set():
             self._send(b"K")
-            stages["kill"] = await self._timed(self._guard_gone.wait(), kill_timeout)
+            stages["kill"] = await self._timed(self._tree_gone.wait(), kill_timeout)
         began = time.monotonic()
         left = await sweep(self.marker, kill_timeout)
         if is_alive(self.pid, self.create_time) and self.pid not in left:
             left.append(self.pid)
-        if not left and not self._guard_gone.is_set():
+        if not left and not self._tree_gone.is_set():
             await self._end_guard()
         stages["confirm"] = time.monotonic() - began
         self._close_command()
@@ -167,7 +195,21 @@ class EngineProcess:
                 f"stage confirm: processes {left} of engine {self.argv[0]} are still there after KILL",
                 {"stage": "confirm", "pids": left, "stages": stages, "last_lines": self.last_lines[-20:]},
             )
-        return StopReport(stages=stages, exit=await self.wait(2 * _DRAIN + 1))
+        try:
+            words = await self._traces.clear_up(stages, self.create_time, self._guard_did)
+        except CodedError as exc:
+            exc.data |= {"engine": self.argv[0], "stages": stages, "last_lines": self.last_lines[-20:]}
+            raise
+        await self._timed(self._guard_gone.wait(), _DRAIN)  # it is about to end, and with it the reservations
+        return StopReport(stages=stages, exit=await self.wait(2 * _DRAIN + 1), gpu=words)
+
+    async def _guard_did(self, stage: str, timeout: float) -> list[str] | None:
+        done = f"{stage}_done"
+        await self._timed(self._until(lambda: self._said(done) or self._guard_gone.is_set()), timeout)
+        if self._said(done):
+            return list(self._facts[done]["failed"])
+        await self._end_guard()
+        return None
 
     async def _timed(self, waiting: Any, timeout: float) -> float:
         began = time.monotonic()
@@ -177,6 +219,15 @@ class EngineProcess:
         except TimeoutError:
             pass  # the next stage is harsher, and the last one names what is left
         return time.monotonic() - began
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        """Wait until what the guard says makes ``true`` hold."""
+        while not true():
+            await self._changed.wait()
+            self._changed.clear()
+
+    def _said(self, *events: str) -> bool:
+        return any(event in self._facts for event in events)
 
     # -- the pipes ---------------------------------------------------------------------------------
 
@@ -191,15 +242,18 @@ class EngineProcess:
             "argv": self.argv,
             "cwd": os.path.abspath(cwd or os.curdir),
             "env": {**base, **env, MARKER: self.marker},
+            "tmp": self._traces.tmp,
+            "tmp_env": self._traces.environment(base, env),
+            "limit": error_file.MAX_FILE,
         }
         loop = asyncio.get_running_loop()
         theirs: list[int] = []
         try:
             # A nameless file, not a pipe: an environment may be larger than a pipe holds.
-            theirs.append(os.memfd_create("failsoft-config"))
-            with open(theirs[0], "wb", closefd=False) as file:
+            self._config = os.memfd_create("failsoft-config")
+            with open(self._config, "wb", closefd=False) as file:
                 file.write(json.dumps(config).encode("utf-8", "surrogateescape"))
-            os.lseek(theirs[0], 0, os.SEEK_SET)
+            os.lseek(self._config, 0, os.SEEK_SET)
             command, self._command = os.pipe()
             theirs.append(command)
             self._status, status = os.pipe()
@@ -208,13 +262,14 @@ class EngineProcess:
             theirs.append(output)
             os.set_blocking(self._status, False)
             os.set_blocking(self._command, False)
+            handles = (self._config, command, status, *self._held)
             self._first = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", _GUARD, *map(str, (*theirs[:3], *self._held))],
+                [sys.executable, "-I", "-S", "-X", "utf8", _GUARD, *map(str, handles), self.marker],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=base,
-                pass_fds=(*theirs[:3], *self._held),
+                pass_fds=handles,
             )
         finally:
             for descriptor in theirs:
@@ -232,15 +287,24 @@ class EngineProcess:
             self._first.wait()
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
-            fact = json.loads(line)
-            self._facts[fact["event"]] = fact
-            if fact["event"] == "guard":
-                self.guard_pid = fact["pid"]
+            self._on_fact(json.loads(line))
         if not data:
             loop.remove_reader(self._status)
             os.close(self._status)
             self._guard_gone.set()
+            self._tree_gone.set()
         self._changed.set()
+
+    def _on_fact(self, fact: dict[str, Any]) -> None:
+        event = fact["event"]
+        self._traces.note(fact)
+        if event == "trouble":
+            _log.warning("the guard of engine %s (pid %d): %s", self.argv[0], self.guard_pid, fact["text"])
+        self._facts[event] = fact
+        if event == "guard":
+            self.guard_pid = fact["pid"]
+        elif event == "gone":
+            self._tree_gone.set()
 
     def _send(self, command: bytes) -> None:
         try:
@@ -259,14 +323,12 @@ class EngineProcess:
     async def _conclude(self) -> None:
         """Wait for the end and make the report."""
         looking = asyncio.create_task(self._look())
-        while "exit" not in self._facts and not self._guard_gone.is_set():
-            await self._changed.wait()
-            self._changed.clear()
+        await self._until(lambda: self._said("exit") or self._guard_gone.is_set())
         seconds = time.monotonic() - self._began
         looking.cancel()
         asking = asyncio.create_task(self._ask_for_evidence())  # beside the waiting: it costs no time
-        await self._timed(self._guard_gone.wait(), _DRAIN)
-        lost = self._guard_gone.is_set() and "gone" not in self._facts
+        await self._timed(self._tree_gone.wait(), _DRAIN)
+        lost = self._guard_gone.is_set() and not self._said("gone")
         if lost:
             await sweep(self.marker, _DRAIN)
         await self._timed(self._output.ended.wait(), _DRAIN)
@@ -281,12 +343,29 @@ class EngineProcess:
             seconds=seconds,
             last_lines=self.last_lines,
             oom=oom,
+            failure=self._failure(),
         )
         if not self._report.done():
             self._report.set_result(report)
-        if self._guard_gone.is_set():
+        if self._tree_gone.is_set():
             self._close_command()
             self._output.close()
+        if lost:  # nobody else does it, and it may be that nobody asks for a stop any more
+            await self._traces.remove_quietly()
+
+    def _failure(self) -> dict[str, Any] | None:
+        """The failure that the engine left in its error file, as data. Closes the file."""
+        descriptor, self._config = self._config, -1
+        if descriptor < 0:
+            return None
+        # The guard hands a copy over before it removes the directory; one that was killed did neither, and
+        # the file still holds the configuration, which is no failure.
+        handed_over = f"/proc/self/fd/{descriptor}"
+        in_place = os.path.join(self._traces.tmp, private.ERROR_FILE)
+        try:
+            return self._traces.failure(handed_over) or self._traces.failure(in_place)
+        finally:
+            os.close(descriptor)
 
     async def _look(self) -> None:
         while True:
@@ -301,8 +380,8 @@ class EngineProcess:
 
     async def _end_guard(self) -> None:
         """For a guard that does not react (stopped by a signal) though nothing of its tree is left."""
-        guard = self._facts["guard"]
-        if is_alive(guard["pid"], unix_time(guard["ticks"])):
+        guard = self._facts.get("guard")
+        if guard and is_alive(guard["pid"], unix_time(guard["ticks"])):
             os.kill(guard["pid"], signal.SIGKILL)
         await self._timed(self._guard_gone.wait(), _DRAIN)
 
@@ -313,12 +392,19 @@ class EngineProcess:
             if self._status >= 0:
                 os.close(self._status)
             self._guard_gone.set()
+        if self._traces.gpu is not None:
+            self._traces.gpu.cancel()
         await self._timed(self._guard_gone.wait(), 2 * _DRAIN)
         if self._first is not None and self._first.poll() is None:
             self._first.kill()
             self._first.wait()
         await sweep(self.marker, _DRAIN)
         self._output.close()
+        config, self._config = self._config, -1
+        if config >= 0:
+            os.close(config)
+        if not self._said("tmp_done"):
+            await self._traces.remove_quietly()
 
     def _spawn_failed(self, text: str, **data: Any) -> CodedError:
         return CodedError("ENGINE.SPAWN_FAILED", f"{self.argv[0]}: {text}", {"argv": self.argv, **data})

@@ -244,6 +244,7 @@ class EngineSupervisor:
                 log_path=self._log_path(),
                 log_bytes=spec.log_bytes,
                 log_files=spec.log_files,
+                private_tmp=spec.private_tmp,
                 reserved=reserved,
             )
         port = numbers[ports.MAIN]

@@ -18,6 +18,15 @@ FAKE = str(Path(__file__).with_name("fake_engine.py"))
 SLEEP = ("sleep", "1000")
 TREE = ("sh", "-c", "setsid -f sleep 1001; sleep 1002 & exec sleep 1003")
 """Three processes: the engine, a child, and a grandchild that has forked twice into its own session."""
+SEGMENT = """
+import time
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda *_: None
+s = shared_memory.SharedMemory(create=True, size=4096)
+print(s.name, flush=True)
+time.sleep(1000)
+"""
+"""A Python program that has shared memory, prints its name, and has no tracker that would remove it."""
 STUBBORN = ("sh", "-c", "trap '' TERM; setsid -f sleep 1001; while :; do sleep 1; done")
 
 

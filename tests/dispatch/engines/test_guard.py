@@ -10,14 +10,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
-from dispatch.engines.child import guard
-from dispatch.engines.child.leftovers import sweep
+from dispatch.engines.child import guard, leftovers, private
+from dispatch.engines.child.leftovers import Orphans, end_orphans, orphans, sweep
 from dispatch.engines.child.process import EngineProcess
-from tests.dispatch.engines.processes import SLEEP, TREE, Tag
+from dispatch.processes import is_alive
+from tests.dispatch.engines.processes import SEGMENT, SLEEP, TREE, Tag
 from tests.support.wait import until, until_sync
 
 OWNER = """
@@ -59,13 +61,111 @@ def test_owner_killed(tag: Tag) -> None:
         until_sync(lambda: not psutil.pid_exists(guard_pid) or is_zombie(guard_pid), 5, "the guard ends too")
 
 
-def test_owner_and_guard_killed(tag: Tag) -> None:
-    with owner(tag, *SLEEP) as (process, _, guard_pid):
-        os.kill(guard_pid, signal.SIGSTOP)  # so that it cannot act on the owner's death
+def test_owner_killed_and_what_its_engine_left(
+    tag: Tag, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with owner(tag, sys.executable, "-c", SEGMENT) as (process, _, _):
+        (path,) = tmp_path.iterdir()
+        until_sync(lambda: private.noted(str(path))[0], what="the segment is seen")
+        (name,) = private.noted(str(path))[0]
+        assert Path("/dev/shm", name).exists()
         process.kill()
         process.wait()
-        os.kill(guard_pid, signal.SIGKILL)
+        until_sync(lambda: not Path("/dev/shm", name).exists() and not path.exists(), 5)
+        assert tag.alive() == []
+
+
+@pytest.fixture
+def only_ours(tag: Tag, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orphans of this test alone: other tests may be running on this machine."""
+    every = leftovers._marked
+    monkeypatch.setattr(leftovers, "_marked", lambda: [one for one in every() if one.pid in tag.alive()])
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_owner_and_guard_killed(tag: Tag, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with owner(tag, *SLEEP) as (process, _, guard_pid):
+        kill_both(process, guard_pid)
         until_sync(lambda: not tag.alive(), 5, "the parent-death signal ends the engine")
+    assert len(orphans(str(tmp_path)).directories) == 1
+    assert asyncio.run(end_orphans(5, str(tmp_path))) == Orphans()
+    assert list(tmp_path.iterdir()) == []
+
+
+def kill_both(process: subprocess.Popen[str], guard_pid: int) -> None:
+    os.kill(guard_pid, signal.SIGSTOP)  # so that it cannot act on the owner's death
+    process.kill()
+    process.wait()
+    os.kill(guard_pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("only_ours")
+def test_descendants_of_an_owner_and_guard_killed_at_once(
+    tag: Tag, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No signal reaches them; they are found by their marker, and so is what they left."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = f"setsid {sys.executable} -c '{SEGMENT}' & exec sleep 1000"
+    with owner(tag, "sh", "-c", script) as (process, _, guard_pid):
+        until_sync(lambda: len(tag.alive()) == 2)
+        (path,) = tmp_path.iterdir()
+        until_sync(lambda: private.noted(str(path))[0], what="the segment is noted")
+        assert orphans(str(tmp_path)) == Orphans(), "they have a guard"
+        (name,) = private.noted(str(path))[0]
+        kill_both(process, guard_pid)
+        until_sync(lambda: len(tag.alive()) == 1, 5, "the engine itself is gone")
+        found = orphans(str(tmp_path))
+        (one,) = found.processes
+        assert [one.pid] == tag.alive()
+        assert one.command[0] == sys.executable
+        assert is_alive(one.pid, one.create_time)
+        assert path.name == f"failsoft-engine-{one.marker}"
+        assert found.directories == (), "as long as there are processes that may use it"
+        assert Path("/dev/shm", name).exists()
+        assert asyncio.run(end_orphans(5, str(tmp_path))) == Orphans()
+        assert tag.alive() == []
+        assert not Path("/dev/shm", name).exists()
+        assert not path.exists()
+
+
+def test_directories_without_anybody(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    left, locked = tmp_path / "failsoft-engine-a", tmp_path / "failsoft-engine-b"
+    left.mkdir()
+    lock = private.make(str(locked))  # as of a guard that this pid namespace does not show
+    (tmp_path / "failsoft-engine-c").symlink_to("/etc")
+    (tmp_path / "failsoft-engine-d").touch()
+    (tmp_path / "other").mkdir()
+    assert orphans(folder).directories == (str(left),)
+    asyncio.run(end_orphans(5, folder))
+    assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["b", "c", "d", "r"]
+    os.close(lock)
+    assert orphans(folder).directories == (str(locked),)
+
+
+def test_what_cannot_be_removed_is_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(16, "busy", path)
+
+    monkeypatch.setattr(private, "remove", refuse)
+    (tmp_path / "failsoft-engine-a").mkdir()
+    assert asyncio.run(end_orphans(0.05, str(tmp_path))).directories == (str(tmp_path / "failsoft-engine-a"),)
+
+
+def test_a_note_that_the_engine_has_spoilt(tmp_path: Path) -> None:
+    directory = str(tmp_path)
+    private.note(directory, {"a": 1}, {5: 6})
+    with (tmp_path / private.SEGMENTS).open("a") as file:
+        file.write('{half\n[]\n{"names": {"../x": 1, "b": 2}, "sysv": {"7": "8"}}\n')
+        file.write('{"names": {"c": null}, "sysv": {}}\n')
+    assert private.noted(directory) == ({"a": 1, "b": 2}, {5: 6, 7: 8})
+    (tmp_path / private.SEGMENTS).unlink()
+    os.mkfifo(tmp_path / private.SEGMENTS)
+    assert private.noted(directory) == ({}, {})
+    with pytest.raises(OSError, match="No such device"):
+        private.note(directory, {"a": 1}, {})
 
 
 async def test_engine_killed(tag: Tag) -> None:
@@ -103,7 +203,7 @@ async def test_guard_frozen(tag: Tag) -> None:
     await until(lambda: len(tag.alive()) == 3)
     os.kill(engine.guard_pid, signal.SIGSTOP)
     report = await engine.stop(0.1, 0.5)
-    assert list(report.stages) == ["term", "kill", "confirm"]
+    assert list(report.stages) == ["term", "kill", "confirm", "tmp"]
     assert tag.alive() == []
     assert is_zombie(engine.guard_pid) or not psutil.pid_exists(engine.guard_pid)
 

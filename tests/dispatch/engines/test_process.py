@@ -41,7 +41,7 @@ def test_unix_time_is_psutils() -> None:
 async def test_term_is_enough_for_a_polite_one(tag: Tag) -> None:
     engine = await EngineProcess.spawn(TREE, env=tag.env)
     report = await engine.stop(5, 5)
-    assert list(report.stages) == ["term", "confirm"]
+    assert list(report.stages) == ["term", "confirm", "tmp"]
     assert report.stages["term"] < 2
     assert report.exit is not None
     assert (report.exit.signal, report.exit.planned) == (15, True)
@@ -52,7 +52,7 @@ async def test_term_is_ignored(tag: Tag) -> None:
     engine = await EngineProcess.spawn(STUBBORN, env=tag.env)
     await until(lambda: len(tag.alive()) == 3)
     report = await engine.stop(0.3, 5)
-    assert list(report.stages) == ["term", "kill", "confirm"]
+    assert list(report.stages) == ["term", "kill", "confirm", "tmp"]
     assert 0.25 < report.stages["term"] < 2
     assert report.stages["kill"] < 2
     assert report.exit is not None
@@ -68,7 +68,7 @@ async def test_stop_twice_at_once_and_after_death(tag: Tag) -> None:
     dead = await EngineProcess.spawn(("false",), env=tag.env)
     report = await dead.wait(5)
     assert (report.status, report.planned) == (1, False)
-    assert list((await dead.stop()).stages) == ["confirm"]
+    assert list((await dead.stop()).stages) == ["confirm", "tmp"]
 
 
 async def test_stopped_by_a_signal(tag: Tag) -> None:
@@ -185,7 +185,9 @@ async def test_no_key_of_ours_goes_along(tag: Tag, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     engine = await EngineProcess.spawn(("env",), env=tag.env)
     lines = (await engine.wait(5)).last_lines
-    assert [line for line in lines if "FAILSOFT" in line] == [f"FAILSOFT_ENGINE={engine.marker}"]
+    ours = {line.partition("=")[0] for line in lines if "FAILSOFT" in line}
+    assert ours == {"FAILSOFT_ENGINE", "FAILSOFT_ERROR_FILE"}
+    assert f"FAILSOFT_ENGINE={engine.marker}" in lines
     assert "CUDA_VISIBLE_DEVICES=3" in lines
     await engine.stop()
 
