@@ -15,7 +15,7 @@ from typing import Self
 import ray
 
 from dispatch.engines.keeping import lifecycle
-from dispatch.engines.keeping.keeper import Keeper, Recovery
+from dispatch.engines.keeping.keeper import Keeper, Recovery, longest_stop
 from dispatch.engines.keeping.lifecycle import Policy
 from dispatch.engines.keeping.publication import HIDE, Publication, Router
 from dispatch.engines.spec import EngineSpec, EngineStatus
@@ -146,7 +146,7 @@ class EngineFleet:
         keeper = self._keeper(key)
         spec = keeper.spec
         if timeout is None:
-            timeout = HIDE + spec.drain_timeout + spec.term_timeout + 2 * spec.kill_timeout + 15.0
+            timeout = HIDE + spec.drain_timeout + longest_stop(spec)
         keeper.tell(lifecycle.Drain())
         await self._until(
             keeper, lambda: keeper.life.state == "dead" and not keeper.life.wanted, timeout, "down"
@@ -163,8 +163,7 @@ class EngineFleet:
         keeper = self._keeper(key)
         spec, before = keeper.spec, keeper.life.starts
         if timeout is None:
-            timeout = HIDE + spec.drain_timeout + spec.term_timeout + 2 * spec.kill_timeout + 15.0
-            timeout += 2 * spec.start_timeout
+            timeout = HIDE + spec.drain_timeout + longest_stop(spec) + 2 * spec.start_timeout
         keeper.tell(lifecycle.Restart())
 
         def settled() -> bool:
@@ -227,27 +226,31 @@ class EngineFleet:
             ) from exc
         return self.routable()
 
-    async def close(self) -> tuple[CodedError, ...]:
+    async def close(self, term_timeout: float | None = None) -> tuple[CodedError, ...]:
         """Stop all engines at once and their supervisors after them; what failed, each also an
-        ``engine.stopped`` event of level error. Idempotent. Takes as long as the slowest engine's
-        ``term_timeout + 2 * kill_timeout`` and some seconds at most; cancelled, it still ends its work
-        before it raises CancelledError."""
+        ``engine.stopped`` event of level error. ``term_timeout`` is seconds between TERM and KILL, each
+        spec's own when None. Idempotent; called again with 0, it kills what is still being asked to end.
+        Takes as long as the slowest engine's ``term_timeout + 2 * kill_timeout`` and what it takes to see
+        its traces gone; cancelled, it still ends its work before it raises CancelledError."""
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
+            self._closing = asyncio.create_task(self._close(term_timeout))
+        elif term_timeout == 0 and not self._closing.done():
+            for keeper in self._keepers:
+                keeper.hasten()
         try:
             return await asyncio.shield(self._closing)
         except asyncio.CancelledError:
             await asyncio.wait({self._closing})
             raise
 
-    async def _close(self) -> tuple[CodedError, ...]:
+    async def _close(self, term_timeout: float | None) -> tuple[CodedError, ...]:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._news.set()
         if not self._tasks:
             return ()
-        errors = await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        errors = await asyncio.gather(*(keeper.close(term_timeout) for keeper in self._keepers))
         await self._publication.close()
         return tuple(error for error in errors if error is not None)
 

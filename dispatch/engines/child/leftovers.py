@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from dispatch.engines.child import private, shm
-from dispatch.processes import is_alive, same_process
+from dispatch.processes import same_process
 
 MARKER: Final = "FAILSOFT_ENGINE"
 """Environment variable, with a random value for each start, by which an engine's descendants are
@@ -56,15 +56,14 @@ def find(marker: str) -> list[psutil.Process]:
 async def sweep(marker: str, timeout: float) -> list[int]:
     """SIGKILL every process with ``marker`` until none is left or ``timeout`` seconds are over;
     the pids that are left. For the case that the guard cannot do it."""
-    deadline = time.monotonic() + timeout
+    deadline, late = time.monotonic() + timeout, False
     while left := await asyncio.to_thread(find, marker):
-        for process in left:
-            try:
-                process.kill()  # psutil compares the start time first
-            except psutil.Error:
-                continue  # gone, or not ours to kill: the deadline reports it
-        if time.monotonic() > deadline:
+        if late:
             return [process.pid for process in left]
+        late = time.monotonic() > deadline  # what is killed now gets one more look
+        for process in left:
+            with contextlib.suppress(psutil.Error):  # gone, or not ours to kill: it is reported as left
+                process.kill()  # psutil compares the start time first
         await asyncio.sleep(0.01)
     return []
 
@@ -89,14 +88,15 @@ class Orphans(msgspec.Struct, frozen=True, kw_only=True):
 def orphans(directory: str | None = None) -> Orphans:
     """This user's processes that carry a marker and whose guard lives no longer, and the directories
     ``failsoft-engine-*`` in ``directory`` (by default the temporary one) that neither a guard nor a
-    process of their engine has any more. Blocks for some milliseconds, longer with many processes: call
-    it in a thread."""
+    process of their engine has any more. What has any guard above it is left alone: the guards of another
+    release may say their marker elsewhere. Blocks for some milliseconds, longer with many processes: call it
+    in a thread."""
     # First who is guarded, then the guards: the guard of what was seen lived before it.
     marked = _marked()
     folder = directory or tempfile.gettempdir()
     owned = _private_directories(folder)
     guarded = _guarded()
-    found = [one for one in marked if one.marker not in guarded and is_alive(one.pid, one.create_time)]
+    found = [one for one in marked if one.marker not in guarded and _is_alone(one)]
     living = guarded | {one.marker for one in marked}
     left = [path for marker, path in owned.items() if marker not in living and not private.is_locked(path)]
     return Orphans(processes=tuple(found), directories=tuple(sorted(left)))
@@ -117,16 +117,26 @@ async def end_orphans(timeout: float, directory: str | None = None) -> Orphans:
                     process.kill()
         for path in left.directories:
             with contextlib.suppress(OSError):  # likewise
-                await asyncio.to_thread(_remove, path)
+                await asyncio.to_thread(remove, path)
         await asyncio.sleep(0.01)
 
 
-def _remove(path: str) -> None:
-    """Remove a directory and the shared memory noted in it; OSError when something stays."""
+def remove(path: str) -> None:
+    """Remove an engine's directory and the shared memory noted in it; OSError when something stays."""
     _, failed = shm.remove(*private.noted(path))
     if failed:
         raise OSError("; ".join(failed))
     private.remove(path)
+
+
+def _is_alone(one: Orphan) -> bool:
+    """Whether it lives, with no guard above it. A guard is a subreaper (prctl(2)): what it started is below
+    it, however it forks."""
+    process = same_process(one.pid, one.create_time)
+    try:
+        return process is not None and all(above.name() != GUARD_NAME for above in process.parents())
+    except psutil.NoSuchProcess:
+        return False  # gone by now
 
 
 def _marked() -> list[Orphan]:

@@ -162,6 +162,8 @@ class EngineProcess:
         When processes are left, ``pids``, nothing of what they may use is removed; otherwise all other
         stages have run, and ``failures`` says what failed in which."""
         self._planned = self._planned or self.alive
+        if term_timeout == 0:
+            self.kill()  # also where another stop still waits for TERM to do it
         async with self._stopping:
             if self._stopped is None:
                 try:
@@ -170,6 +172,12 @@ class EngineProcess:
                     self._close_command()  # nobody is going to ask again: the guard kills the tree
                     raise
             return self._stopped
+
+    def kill(self) -> None:
+        """Have the whole tree killed at once: one write to the guard's pipe, for a signal handler or whoever
+        has no loop to wait on. `stop` waits for it and sees that nothing is left."""
+        self._planned = self._planned or self.alive
+        self._send(b"K")
 
     async def _stop(self, term_timeout: float, kill_timeout: float) -> StopReport:
         stages: dict[str, float] = {}

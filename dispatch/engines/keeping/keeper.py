@@ -16,6 +16,7 @@ import msgspec
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
+from dispatch.engines.child.traces import CLEAR_UP
 from dispatch.engines.keeping import lifecycle as event
 from dispatch.engines.keeping.calls import call, named
 from dispatch.engines.keeping.clearing import see_cleared
@@ -37,8 +38,16 @@ _COMPLAINTS: Final = 0.25
 _REPORTED: Final = ("stage", "status", "signal", "last_lines", "stop_failed", "url", "pids", "device")
 
 
+_HARMLESS: Final = ("ports", "shm", "tmp")
+"""Stages of a stop of which something may be left without harm to the next start: it gets fresh ports and a
+directory of its own. Processes and GPU memory are another matter."""
 _ENDS: Final = (event.Lost, event.StartFailed, event.Checked)
 """What ends a life that nobody asked to end."""
+
+
+def longest_stop(spec: EngineSpec) -> float:
+    """Seconds that a stop of its engine may take, asked over Ray."""
+    return spec.term_timeout + 2 * spec.kill_timeout + CLEAR_UP + _MARGIN
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,9 +157,11 @@ class Keeper:
         try:
             await self._clear()
         except CodedError as exc:
-            self.tell(event.StopFailed(exc))
-        else:
-            self.tell(event.Stopped())
+            if exc.data.get("stage") not in _HARMLESS:
+                self.tell(event.StopFailed(exc))
+                return
+            self._emit("engine.left", level="warning", error=exc, **_facts(exc))
+        self.tell(event.Stopped())
 
     async def _rest(self) -> None:
         self._begin(self._rested(self.life.rest))
@@ -201,7 +212,7 @@ class Keeper:
     async def _until_ready(self) -> None:
         spec = self.spec
         # The supervisor keeps start_timeout itself; this deadline is for a supervisor that hangs.
-        longest = spec.start_timeout + spec.term_timeout + 2 * spec.kill_timeout + _MARGIN
+        longest = spec.start_timeout + longest_stop(spec)
         late = f"{self.status.key}: no answer"
         try:
             status = await call(self._actor.start.remote(), longest, "ENGINE.START_TIMEOUT", late)
@@ -268,17 +279,17 @@ class Keeper:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    async def _clear(self) -> None:
+    async def _clear(self, term_timeout: float | None = None) -> None:
         """Nothing of the last life is left when this returns. The supervisor is kept if it answers.
-        Raises CodedError ENGINE.STOP_FAILED."""
+        ``term_timeout`` is seconds, the spec's when None. Raises CodedError ENGINE.STOP_FAILED."""
         if self._actor is None:
             return
         spec = self.spec
         lost = self.life.cause is not None and self.life.cause.code == "ENGINE.SUPERVISOR_LOST"
         if self._answered and not lost and ray.is_initialized():
-            longest = spec.term_timeout + 2 * spec.kill_timeout + _MARGIN
+            stopped = self._actor.stop.remote(term_timeout)
             try:
-                await call(self._actor.stop.remote(), longest, "ENGINE.SUPERVISOR_LOST", "no answer to stop")
+                await call(stopped, longest_stop(spec), "ENGINE.SUPERVISOR_LOST", "no answer to stop")
                 return
             except CodedError as exc:
                 if exc.code == "ENGINE.STOP_FAILED":
@@ -291,9 +302,14 @@ class Keeper:
         if actor is not None and ray.is_initialized():  # else it is gone with Ray
             ray.kill(actor)
 
-    async def close(self) -> CodedError | None:
+    def hasten(self) -> None:
+        """A stop that is under way is to kill at once."""
+        if self._actor is not None and ray.is_initialized():
+            self._actor.stop.remote(0.0)  # the stop that is waited for tells what comes of it
+
+    async def close(self, term_timeout: float | None = None) -> CodedError | None:
         """Stop the engine, then release its supervisor and its place, after `run` has been cancelled. What
-        failed, if so."""
+        failed, if so. ``term_timeout`` is seconds, the spec's when None."""
         error = None
         over = self.life.state == "dead" and not self.life.wanted
         self.life, _ = step(self.life, event.Close(), time.monotonic(), self._policy)
@@ -302,7 +318,7 @@ class Keeper:
         try:
             await self._publication.hide(self.status.url)
             await self._end_tasks()
-            await self._clear()
+            await self._clear(term_timeout)
         except CodedError as exc:
             error = exc
         finally:

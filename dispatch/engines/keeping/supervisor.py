@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import psutil
 
-from dispatch.engines.child import ports
+from dispatch.engines.child import leftovers, ports
 from dispatch.engines.child.process import EngineProcess
 from dispatch.engines.health import probe
 from dispatch.engines.health.checks import Checks
@@ -41,6 +41,8 @@ CONTROL: Final = "control"
 while the default group is busy, blocked or wedged."""
 _PAUSE: Final = 0.02
 """Seconds between two looks at a starting engine, at first; grows to ten times that."""
+_ORPHANS: Final = 5.0
+"""Seconds for what other engines have left to end, before a start; after that, it starts all the same."""
 _CANARIES: Final = 3
 """How often the canary of a start is tried within ``canary_timeout``: some engines answer /health a
 moment before they take requests."""
@@ -162,6 +164,8 @@ class EngineSupervisor:
         """Stop the engine for certain (`EngineProcess.stop`); ``term_timeout`` is seconds, by default
         the spec's. Also during a start, and again. Raises CodedError ENGINE.STOP_FAILED."""
         self._set("stopping")
+        if term_timeout == 0 and self._process is not None:
+            self._process.kill()
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait({self._starting})  # bounded: it stops its process with the same deadlines
@@ -223,6 +227,8 @@ class EngineSupervisor:
         self._starts += 1
         deadline = time.monotonic() + self._spec.start_timeout
         async with probe.new_client() as client:
+            # Of engines whose owner and guard were both killed: they hold memory that this one needs.
+            await leftovers.end_orphans(_ORPHANS)
             for attempt in range(1, ports.TRIES + 1):
                 self._set("starting", stage="process", pid=0, url="")
                 try:

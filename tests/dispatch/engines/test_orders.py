@@ -190,7 +190,7 @@ async def test_orders_to_nobody(ray_local: None, tag: Tag, events: EventFile) ->
 
 async def test_each_engine_has_its_place(ray_local: None, tag: Tag, events: EventFile) -> None:
     """And gives it back: a placement group that is left holds a GPU for ever."""
-    specs = [spec_of(tag, num_cpus=1.0, drain_timeout=0.0), spec_of(tag, num_cpus=1.0)]
+    specs = [spec_of(tag, num_cpus=1.0, drain_timeout=0.0)] * 2
     free = ray.available_resources()["CPU"]
     async with fleet_of(specs, events) as fleet:
         await fleet.drain("engine/1", 30)
@@ -202,3 +202,17 @@ async def test_each_engine_has_its_place(ray_local: None, tag: Tag, events: Even
 def standing() -> int:
     """How many placement groups there are."""
     return sum(group["state"] != "REMOVED" for group in placement_group_table().values())
+
+
+async def test_a_second_close_hastens_the_first(ray_local: None, tag: Tag, events: EventFile) -> None:
+    stubborn = EngineSpec(
+        command=("sh", "-c", f'trap "" TERM; {" ".join(spec_of(tag).command)}'),
+        env=tag.env,
+        term_timeout=1000.0,
+    )
+    async with fleet_of([stubborn], events) as fleet:
+        closing = asyncio.create_task(fleet.close())
+        await until(lambda: fleet.engines()[0].state == "stopping")
+        assert await fleet.close(0.0) == ()
+        assert await closing == ()
+        assert tag.alive() == []
