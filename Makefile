@@ -4,22 +4,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ENGINES := $(VENV)/engines/.installed
 ROOMS := protocol faults dispatch chaos failsoft
 RUN_OUT ?= out/rollout
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help rollout test lint bench soak docs matrix clean
+.PHONY: help rollout test test-vllm test-sglang lint bench soak docs matrix clean
 
 help:
 	@echo "make rollout  sample examples/prompts.jsonl while a poster and an engine are killed"
 	@echo "make test     lint, types and all tests, the chaos tests included"
+	@echo "make test-vllm, make test-sglang  the real engine on the CPU, killed part by part (3 GB, some minutes)"
 	@echo "make lint     ruff, mypy --strict, basedpyright and the import direction"
 	@echo "make bench    the cost of the error protocol; the pool beside a plain one, under kills, and at scale"
 	@echo "make soak     the long random runs that make test leaves out"
 	@echo "make docs     write docs/codes.md anew from the catalogue"
 	@echo "make matrix   write docs/matrix.md anew: boundary by exception shape, on a real Ray"
-	@echo "make clean    remove .venv, caches and out/"
+	@echo "make clean    remove the environments, caches and out/"
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("failsoft needs Python 3.11 or later, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -29,11 +31,35 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade --target $(VENV)/uvloop uvloop
 	@touch $@
 
+# Real servers that tests start: llama.cpp's and sglang-router. Apart, since they bring packages of their own.
+$(ENGINES): constraints.txt | $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --only-binary :all: --no-compile \
+		--upgrade --target $(@D) sglang-router xllamacpp gguf
+	@touch $@
+
 rollout: $(STAMP)
 	$(BIN)/failsoft rollout examples/prompts.jsonl --out $(RUN_OUT) --overwrite
 
-test: lint
-	$(PYTEST) -m "not soak"
+test: lint $(ENGINES)
+	$(PYTEST) -m "not soak and not vllm and not sglang"
+
+test-vllm: $(STAMP) .venv-vllm/.installed
+	$(PYTEST) -m vllm --timeout 3600 -s
+
+# In a network namespace with nothing but loopback: SGLang's scheduler listens on all interfaces.
+test-sglang: $(STAMP) .venv-sglang/.installed
+	unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' sh $(PYTEST) -m sglang --timeout 3600 -s
+
+.venv-vllm/.installed: tests/real_engines/vllm-requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --no-deps --requirement $<
+	$(@D)/bin/python tests/real_engines/vllm_alias.py
+	@touch $@
+
+.venv-sglang/.installed: tests/real_engines/sglang-requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --no-deps --requirement $<
+	@touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -60,4 +86,4 @@ matrix: $(STAMP)
 	mv docs/matrix.md.new docs/matrix.md
 
 clean:
-	rm -rf $(VENV) build out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-sglang build out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

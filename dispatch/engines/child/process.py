@@ -44,8 +44,12 @@ _log = logging.getLogger("failsoft")
 
 def inherited_environment() -> dict[str, str]:
     """This process's environment without anything of ours, for an engine: names that begin with
-    FAILSOFT_ are settings or secrets of the run."""
-    return {name: text for name, text in os.environ.items() if not name.upper().startswith("FAILSOFT_")}
+    FAILSOFT_ are settings or secrets of the run.
+
+    With SPT_NOENV, by which the package setproctitle leaves the environment in /proc as it was: vLLM's and
+    SGLang's processes rename themselves with it, and a marker that it has written over finds nothing."""
+    kept = {name: text for name, text in os.environ.items() if not name.upper().startswith("FAILSOFT_")}
+    return {"SPT_NOENV": "1", **kept}
 
 
 class EngineProcess:

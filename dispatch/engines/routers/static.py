@@ -1,0 +1,75 @@
+"""StaticRouter: a plain list of engines, in memory and, for other programs, in a file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from dispatch.engines.routers.router import tidy
+from protocol import CodedError
+
+
+class StaticRouter:
+    """A list. With ``path`` every change is written there as well, whole or not at all, as
+    ``{"urls": ["http://127.0.0.1:30000"]}``, so that a program that knows nothing of failsoft can read
+    where to send its requests. A file that is there already is of an earlier run and is emptied: its
+    engines ended with that run. ``timeout`` is seconds for one call.
+
+    Raises CodedError: CONFIG.INVALID when ``path`` has no folder, NODE.DISK_FULL and NODE.IO when it
+    cannot be written."""
+
+    def __init__(self, path: str | Path | None = None, *, timeout: float = 10.0) -> None:
+        self._path = None if path is None else Path(path)
+        self._timeout = timeout
+        self._urls: tuple[str, ...] = ()
+        self._writing = asyncio.Lock()
+        if self._path is not None:
+            if not self._path.parent.is_dir():
+                raise CodedError(
+                    "CONFIG.INVALID", f"router: {self._path} cannot be written, make its folder first"
+                )
+            self._write(())
+
+    async def add(self, url: str) -> None:
+        """Put ``url`` at the end of the list."""
+        await self._change(add=[tidy(url)])
+
+    async def remove(self, url: str) -> None:
+        """Take ``url`` from the list."""
+        await self._change(remove=[tidy(url)])
+
+    async def urls(self) -> tuple[str, ...]:
+        """The list, in the order in which its engines were added."""
+        return self._urls
+
+    async def reconcile(self, wanted: Iterable[str]) -> None:
+        """The list is ``wanted`` afterwards: nobody else adds to it."""
+        urls = [tidy(url) for url in wanted]
+        await self._change(add=urls, remove=set(self._urls) - set(urls))
+
+    async def close(self) -> None:
+        """Does nothing."""
+
+    async def _change(self, add: Iterable[str] = (), remove: Iterable[str] = ()) -> None:
+        try:
+            async with asyncio.timeout(self._timeout), self._writing:
+                gone = set(remove)
+                # A dict keeps the order and each URL once.
+                urls = tuple(dict.fromkeys(url for url in (*self._urls, *add) if url not in gone))
+                if urls != self._urls:
+                    if self._path is not None:
+                        await asyncio.to_thread(self._write, urls)
+                    self._urls = urls
+        except TimeoutError as exc:
+            raise CodedError(
+                "TIMEOUT.DEADLINE", f"router: {self._path} could not be written within {self._timeout:g} s"
+            ) from exc
+
+    def _write(self, urls: tuple[str, ...]) -> None:
+        from dispatch.rollout.output import write_atomic  # here: that room loads Ray, which takes a second
+
+        assert self._path is not None
+        write_atomic(self._path, msgspec.json.encode({"urls": urls}) + b"\n")
