@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from failsoft.cli import alerts, codes, explain, rollout
+from failsoft.cli import alerts, codes, doctor, engines, explain, rollout
 
 app = typer.Typer(
     name="failsoft",
@@ -17,7 +17,9 @@ app = typer.Typer(
 app.command()(rollout.rollout)
 app.command()(explain.explain)
 app.command()(codes.codes)
+app.command()(doctor.doctor)
 app.add_typer(alerts.app, name="alerts")
+app.add_typer(engines.app, name="engines")
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ says what happened.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import signal
@@ -34,6 +33,7 @@ from dispatch.rollout.reach import Reached, reach
 from failsoft.job.breakage import break_things
 from failsoft.job.settings import Settings
 from failsoft.job.view import Progressing, Recovered, Summary, injury_text, print_summary
+from failsoft.raying import ray_at
 from faults import classify
 from faults.alerts import AlertWatcher, build_sinks, default_rules, load_rules
 from protocol import CodedError, Events, keys
@@ -160,7 +160,7 @@ class Job:
         """Ray, the engines and the pool; on the way out all of them are gone."""
         settings = self.settings
         async with AsyncExitStack() as stack:
-            stack.enter_context(_ray(settings.ray_address))
+            stack.enter_context(ray_at(settings.ray_address))
             self._listen()  # again: ray.init puts handlers of its own in the place of ours
             await self._sign(stack)
             if urls:
@@ -363,22 +363,3 @@ def _set_aside(path: Path) -> None:
     while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
         number += 1
     path.rename(aside)
-
-
-@contextmanager
-def _ray(address: str | None) -> Iterator[None]:
-    """Ray for this run: the cluster at ``address``, or a local one that ends with the run."""
-    # Ray's own words about starting are noise here; its failures are exceptions.
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        if address is not None:
-            ray.init(address=address, **quiet)
-        else:
-            ray.init(address="local", include_dashboard=False, **quiet)  # whatever RAY_ADDRESS says
-    except (ConnectionError, ValueError, RuntimeError) as exc:
-        where = f"at {address}" if address else "locally"
-        raise CodedError("CONFIG.INVALID", f"Ray does not start {where}: {exc}") from exc
-    try:
-        yield
-    finally:
-        ray.shutdown()

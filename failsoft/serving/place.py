@@ -1,0 +1,115 @@
+"""Where a running fleet is reached: a socket in a directory that is this user's alone.
+
+The directory is ``$XDG_RUNTIME_DIR/failsoft`` where that variable names a directory of ours (XDG Base
+Directory Specification), else ``failsoft-UID`` in the directory for temporary files. Whoever can open the
+socket may stop the engines; so the directory's mode is 0700, and since anybody can make that name in
+/tmp first, its owner is looked at before anything in it is believed (sticky directories, CWE-377).
+
+Beside ``NAME.sock`` stands ``NAME.lock``, which the fleet's process holds with flock(2) as long as it
+lives, and the kernel lets go of when it ends, however that was. It stays when the fleet ends: a lock
+file that is removed can be locked twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from protocol import CodedError
+
+_LONGEST: Final = 107
+"""Most bytes of a socket's path: ``sun_path`` holds 108 with its zero (unix(7))."""
+
+
+def socket_of(name: str) -> Path | None:
+    """The socket of the fleet ``name``, or None when there is none. One that is there may be stale:
+    its fleet was killed. Raises CodedError CONFIG.INVALID for a directory that is not ours alone."""
+    found = (folder / f"{name}.sock" for folder in _folders())
+    return next((path for path in found if path.exists()), None)
+
+
+def sockets() -> dict[str, Path]:
+    """All sockets by their fleets' names. Raises as `socket_of`."""
+    return {path.stem: path for folder in reversed(_folders()) for path in sorted(folder.glob("*.sock"))}
+
+
+@contextmanager
+def claimed(name: str) -> Iterator[Path]:
+    """Hold the name of a fleet; the path for its socket, where nothing is now.
+
+    Raises CodedError CONFIG.INVALID when another process holds it, the directory is not ours alone, or
+    the path is too long for a socket."""
+    folder = _candidates()[0]
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass  # looked at below
+    except OSError as exc:
+        raise CodedError("CONFIG.INVALID", f"{folder}: cannot be made: {exc.strerror}; set TMPDIR") from exc
+    _check(folder)
+    path = folder / f"{name}.sock"
+    if len(os.fsencode(path)) > _LONGEST:
+        raise CodedError(
+            "CONFIG.INVALID",
+            f"{path}: longer than the {_LONGEST} bytes of a socket's path; set a shorter TMPDIR or name",
+        )
+    lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            holder = os.read(lock, 32).decode("ascii", "replace").strip()
+            raise CodedError(
+                "CONFIG.INVALID",
+                f"fleet {name!r} runs already, as pid {holder}: stop it with `failsoft engines down {name}`, "
+                f"or give this one another name in its file's [fleet] table",
+            ) from exc
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        path.unlink(missing_ok=True)  # of a fleet that was killed: who holds the lock lives, and we do
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _candidates() -> list[Path]:
+    """The directories that may be, the preferred one first. A shell and a service of the same user
+    differ in XDG_RUNTIME_DIR, so who asks looks into both."""
+    places = [Path(tempfile.gettempdir()) / f"failsoft-{os.geteuid()}"]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime) and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():
+        places.insert(0, Path(runtime) / "failsoft")
+    return places
+
+
+def _folders() -> list[Path]:
+    found = [folder for folder in _candidates() if os.path.lexists(folder)]
+    for folder in found:
+        _check(folder)
+    return found
+
+
+def _check(folder: Path) -> None:
+    facts = os.lstat(folder)
+    if not stat.S_ISDIR(facts.st_mode):
+        wrong = "is no directory" + (" but a symbolic link" if stat.S_ISLNK(facts.st_mode) else "")
+    elif facts.st_uid != os.geteuid():
+        wrong = f"belongs to user {facts.st_uid}"
+    elif facts.st_mode & 0o077:
+        wrong = f"is open to others (mode {stat.S_IMODE(facts.st_mode):04o})"
+    else:
+        return
+    raise CodedError(
+        "CONFIG.INVALID",
+        f"{folder}: {wrong}, and whoever can write there can stop engines; remove it, or set XDG_RUNTIME_DIR "
+        f"to a directory of your own",
+    )
