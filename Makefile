@@ -17,10 +17,12 @@ help:
 	@echo "make test     lint, types and all tests, the chaos tests included"
 	@echo "make test-vllm, make test-sglang  the real engine on the CPU, killed part by part (3 GB, some minutes)"
 	@echo "make lint     ruff, mypy --strict, basedpyright and the import direction"
-	@echo "make bench    the cost of the error protocol; the pool beside a plain one, under kills, and at scale"
+	@echo "make bench    the cost of the error protocol; the pool beside a plain one, under kills, and at scale;"
+	@echo "              engines killed, and started at once"
 	@echo "make soak     the long random runs that make test leaves out"
 	@echo "make docs     write docs/codes.md anew from the catalogue"
-	@echo "make matrix   write docs/matrix.md anew: boundary by exception shape, on a real Ray"
+	@echo "make matrix   write docs/matrix.md anew: boundary by exception shape, on a real Ray;"
+	@echo "              and docs/engine-matrix.md: who is killed, by which signal, in which state"
 	@echo "make clean    remove the environments, caches and out/"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -73,6 +75,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.pool
 	$(BIN)/python -m benchmarks.goodput
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.engines
 
 soak: $(STAMP)
 	$(PYTEST) -m soak --timeout 3600 -s
@@ -84,6 +87,8 @@ docs: $(STAMP)
 matrix: $(STAMP)
 	$(BIN)/python -m tests.matrix > docs/matrix.md.new
 	mv docs/matrix.md.new docs/matrix.md
+	$(BIN)/python -m tests.engine_matrix > docs/engine-matrix.md.new
+	mv docs/engine-matrix.md.new docs/engine-matrix.md
 
 clean:
 	rm -rf $(VENV) .venv-vllm .venv-sglang build out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

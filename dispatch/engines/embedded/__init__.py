@@ -13,7 +13,7 @@ in the first tenths of a second, before Python has loaded the program, ends it a
 Modules: `settings` (flags), `ngram` (tokenizer and model), `generation` (one request), `scheduler` (who runs
 when), `dialects` (the two JSON shapes), `replies` (a generation served over HTTP), `engine` (the state),
 `server` and `control` (the endpoints), `witness` (what tests may count), `misbehave` (faults, behind
-`--faults`).
+`--faults`), `litter` (what a killed engine leaves about, behind `--litter`).
 
 It imports only aiohttp, msgspec and the standard library, so that a start costs no more than it must.
 """

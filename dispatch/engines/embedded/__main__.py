@@ -16,6 +16,7 @@ from aiohttp import web
 
 from dispatch.engines.embedded import settings as flags
 from dispatch.engines.embedded.engine import Engine
+from dispatch.engines.embedded.litter import Litter, Litterer
 from dispatch.engines.embedded.ngram import BadModel
 from dispatch.engines.embedded.server import make_app
 
@@ -28,13 +29,13 @@ BACKLOG = 1024
 can say 503, and not dropped by the kernel, which can't."""
 
 
-async def serve(settings: flags.Settings) -> int:
+async def serve(settings: flags.Settings, litter: Litter | None = None) -> int:
     """Run the engine until a signal; the process's exit status."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    engine = Engine.make(settings)
+    engine = Engine.make(settings, litter)
     runner = web.AppRunner(
         make_app(engine), handler_cancellation=True, access_log=None, shutdown_timeout=HANDLER_GRACE
     )
@@ -66,10 +67,7 @@ async def _open(engine: Engine, runner: web.AppRunner) -> int:
     try:
         await site.start()
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
-        if error.errno == errno.EADDRINUSE:
-            return _complain(f"address {where} is already in use", flags.EXIT_ADDRESS_IN_USE)
-        return _complain(f"can't listen on {where}: {error.strerror or error}", 1)
+        return _cannot_listen(f"{settings.host}:{settings.port}", error)
     try:
         model = await engine.train(engine.model_path)
     except BadModel as error:
@@ -85,13 +83,29 @@ async def _open(engine: Engine, runner: web.AppRunner) -> int:
     return 0
 
 
+def _cannot_listen(where: str, error: OSError) -> int:
+    if error.errno == errno.EADDRINUSE:
+        return _complain(f"address {where} is already in use", flags.EXIT_ADDRESS_IN_USE)
+    return _complain(f"can't listen on {where}: {error.strerror or error}", 1)
+
+
 def _complain(message: str, status: int) -> int:
     print(f"embedded engine: {message}", file=sys.stderr, flush=True)
     return status
 
 
 def main() -> int:
-    return asyncio.run(serve(flags.parse()))
+    settings = flags.parse()
+    if not settings.litter:
+        return asyncio.run(serve(settings))
+    try:
+        litterer = Litterer(settings.host, settings.litter_port)
+    except OSError as error:
+        return _cannot_listen(f"{settings.host}:{settings.litter_port}", error)
+    try:
+        return asyncio.run(serve(settings, litterer.litter))
+    finally:
+        litterer.clear()
 
 
 if __name__ == "__main__":

@@ -111,6 +111,12 @@ async def counts(request: web.Request) -> web.Response:
     return json_response(request.app[ENGINE].witness.as_json())
 
 
+async def litter(request: web.Request) -> web.Response:
+    """What `--litter` has made, also while the engine is starting; null without the flag."""
+    made = request.app[ENGINE].litter
+    return json_response(None if made is None else msgspec.to_builtins(made))
+
+
 async def abort_request(request: web.Request) -> web.Response:
     """200 also when nothing matched: the request may have ended a moment ago, and that is no error."""
     scheduler = request.app[ENGINE].scheduler
@@ -193,6 +199,7 @@ def add_routes(app: web.Application, *, faults: bool) -> None:
         ("/get_load", loads),
         ("/metrics", metrics),
         ("/counts", counts),
+        ("/litter", litter),
         ("/flush_cache", flush_cache),
     ):
         app.router.add_get(path, handler)

@@ -9,6 +9,7 @@ from pathlib import Path
 from aiohttp import web
 
 from dispatch.engines.embedded.dialects import Dialect, Order, Refusal
+from dispatch.engines.embedded.litter import Litter
 from dispatch.engines.embedded.misbehave import FaultBook
 from dispatch.engines.embedded.ngram import NGram, Vocabulary, packaged_corpus, read_text
 from dispatch.engines.embedded.replies import RETRY_AFTER, Ticket
@@ -25,6 +26,7 @@ class Engine:
     vocabulary: Vocabulary
     scheduler: Scheduler
     model_path: Path
+    litter: Litter | None = None
     witness: Witness = field(default_factory=Witness)
     faults: FaultBook = field(default_factory=FaultBook)
     ready: bool = False
@@ -32,7 +34,7 @@ class Engine:
     _seeds: random.Random = field(default_factory=random.Random)
 
     @classmethod
-    def make(cls, settings: Settings) -> "Engine":
+    def make(cls, settings: Settings, litter: Litter | None = None) -> "Engine":
         scheduler = Scheduler(
             max_running=settings.max_running, max_queue=settings.max_queue, token_rate=settings.token_rate
         )
@@ -41,6 +43,7 @@ class Engine:
             vocabulary=Vocabulary(read_text(packaged_corpus())),
             scheduler=scheduler,
             model_path=settings.model_path or packaged_corpus(),
+            litter=litter,
         )
         engine._seeds.seed(settings.seed)
         return engine

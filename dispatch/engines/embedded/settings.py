@@ -35,6 +35,8 @@ class Settings:
     max_input_tokens: int = 2048
     log_requests: bool = False
     faults: bool = False
+    litter: bool = False
+    litter_port: int = 0
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -94,4 +96,6 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     parser.add_argument("--max-input-tokens", type=_positive, default=2048)
     parser.add_argument("--log-requests", action="store_true", help="one line a request on stderr")
     parser.add_argument("--faults", action="store_true", help="enable POST /faults; for tests only")
+    parser.add_argument("--litter", action="store_true", help="make what real engines make; for tests only")
+    parser.add_argument("--litter-port", type=_port, default=0, help="its second port; 0 picks a free one")
     return Settings(**vars(parser.parse_args(arguments)))
