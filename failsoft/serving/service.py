@@ -20,13 +20,11 @@ import ray
 
 from dispatch.engines import EngineFleet, EngineStatus
 from dispatch.engines.config import EnginesFile, make_router
-from dispatch.processes import same_process
 from failsoft.raying import ray_at
 from failsoft.serving.control import DownOrder, DrainOrder, Engine, FleetStatus, listening
 from failsoft.serving.place import claimed
 from failsoft.serving.view import Printer
 from protocol import CodedError
-from protocol.errors import here
 
 OK: Final = 0
 FAILED: Final = 1
@@ -46,6 +44,8 @@ class Service:
         self._ended = asyncio.Event()  # every engine is stopped, or was tried to be
         self._failures: tuple[CodedError, ...] = ()
         self._signals = 0
+        self._closing = self._no_time = False
+        self._hastening: asyncio.Task[tuple[CodedError, ...]] | None = None
         # HUP is left alone where nohup(1) has it ignored.
         self._caught = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -87,7 +87,8 @@ class Service:
             async with fleet:
                 await self._ending.wait()  # a service: it goes on until somebody says so
                 lost = fleet.given_up
-                self._failures = await fleet.close()
+                self._closing = True
+                self._failures = await fleet.close(0.0 if self._no_time else None)
             if len(lost) == len(fleet.engines()) and lost[0] not in self._failures:
                 self._failures = (lost[0], *self._failures)
 
@@ -161,13 +162,10 @@ class Service:
         self._ending.set()
 
     def _hasten(self) -> None:
-        """No more time for TERM: the engines' processes are killed, and their guards end the rest. On
-        other machines they have what their specs give them."""
-        for status in self._fleet.engines() if self._fleet is not None else ():
-            if status.node == here().host and status.pid:
-                process = same_process(status.pid, status.create_time)
-                if process is not None:
-                    process.kill()
+        """No more time for TERM: the engines are killed, wherever they run."""
+        self._no_time = True
+        if self._fleet is not None and self._closing:
+            self._hastening = asyncio.create_task(self._fleet.close(0.0))
 
     def _changed(self, status: EngineStatus) -> None:
         assert self._fleet is not None

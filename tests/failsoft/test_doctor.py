@@ -108,7 +108,7 @@ def test_an_orphan(orphan: tuple[str, int, int], tmp_path: Path) -> None:
 
     def look() -> Orphans:
         """What the check itself looks for, and of that only this test's: others run engines here, too."""
-        seen = orphans.orphans()
+        seen = leftovers.orphans()
         return Orphans(
             processes=tuple(one for one in seen.processes if one.marker == marker),
             directories=leftovers.orphans(str(tmp_path)).directories,
@@ -160,12 +160,12 @@ def test_a_guarded_engine_is_no_orphan(tmp_path: Path) -> None:
             told = json.loads(owner.stdout.readline())
             process = psutil.Process(told["engine"])
             one = Orphan(pid=process.pid, create_time=process.create_time(), marker="x", command=("sleep",))
-            assert orphans._is_guarded(one)
-            assert told["marker"] not in {left.marker for left in orphans.orphans().processes}
+            assert not leftovers._is_alone(one)
+            assert told["marker"] not in {left.marker for left in leftovers.orphans().processes}
         finally:
             owner.kill()
     until_sync(lambda: not leftovers.find(told["marker"]))
-    assert not orphans._is_guarded(one)
+    assert not leftovers._is_alone(one), "gone"
 
 
 def test_what_comes_and_goes_is_no_orphan() -> None:

@@ -28,6 +28,8 @@ from dispatch.processes import same_process
 MARKER: Final = "FAILSOFT_ENGINE"
 """Environment variable, with a random value for each start, by which an engine's descendants are
 found in /proc when its guard is gone and their parent is no help any more."""
+_MARKER_LENGTH: Final = 16
+"""Of hexadecimal digits: a folder with another name is somebody else's."""
 GUARD_NAME: Final = "failsoft-guard"
 """A guard's name, as ps shows it (prctl(2), PR_SET_NAME)."""
 
@@ -178,7 +180,7 @@ def _guarded() -> set[str]:
 def _private_directories(folder: str) -> dict[str, str]:
     """This user's private directories in ``folder``, by their marker."""
     found = {}
-    for path in Path(folder).glob(private.PREFIX + "*"):
+    for path in Path(folder).glob(private.PREFIX + "[0-9a-f]" * _MARKER_LENGTH):
         with contextlib.suppress(OSError):
             status = path.lstat()
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():

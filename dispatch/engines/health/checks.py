@@ -61,8 +61,9 @@ class Checks:
         self._woken.set()
 
     def hold(self, seconds: float) -> None:
-        """The engine is paused on purpose for at most ``seconds``: ask it nothing meanwhile. A paused SGLang
-        does not answer ``/health``, so checks would kill it in the middle of a weight update."""
+        """The engine is paused on purpose for at most ``seconds``: ask it nothing meanwhile, only see that
+        its port is open. A paused SGLang does not answer ``/health``, so checks would kill it in the middle
+        of a weight update."""
         self._held_until = time.monotonic() + seconds
 
     def release(self) -> None:
@@ -109,6 +110,7 @@ class Checks:
         spec, now = self._spec, time.monotonic()
         if self.held:
             self._last_deep = now  # what was held owes no progress
+            await self._connect()
             return
         since = now - self._last_deep
         asked, self._complaint = self._complaint and since >= _DEEP_GAP, False
@@ -129,10 +131,24 @@ class Checks:
                 return
             self._count(exc)
         else:
-            self._excused = 0
-            if self._failed:
-                self._failed = 0
-                self._told(0, None)
+            self._passed()
+
+    def _passed(self) -> None:
+        self._excused = 0
+        if self._failed:
+            self._failed = 0
+            self._told(0, None)
+
+    async def _connect(self) -> None:
+        """All that is asked of a held engine: that its port is open. One that was told to end closes it
+        first, and may then wait for its disk for as long as it likes."""
+        try:
+            await probe.accepts(self._url, self._spec.health_timeout)
+        except CodedError as exc:
+            if self.held:
+                self._count(exc)
+        else:
+            self._passed()
 
     async def _progress(self, client: httpx.AsyncClient, *, anew: bool) -> None:
         """A counter that moved since the last look is proof, without any load of ours, unless proof from now

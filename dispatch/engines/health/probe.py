@@ -38,6 +38,18 @@ async def health(client: httpx.AsyncClient, url: str, timeout: float) -> None:
     await _ask(client, "GET", f"{url}/health", timeout, "ENGINE.UNHEALTHY")
 
 
+async def accepts(url: str, timeout: float) -> None:
+    """Its port takes connections. Raises CodedError ENGINE.UNHEALTHY."""
+    parsed = httpx.URL(url)
+    try:
+        async with asyncio.timeout(timeout):
+            _, writer = await asyncio.open_connection(parsed.host, parsed.port)
+    except (OSError, TimeoutError) as exc:
+        text = f"{url} takes no connection: {exc or f'none within {timeout:g} s'}"
+        raise CodedError("ENGINE.UNHEALTHY", text, {"url": url}) from exc
+    writer.close()
+
+
 async def progress(client: httpx.AsyncClient, spec: EngineSpec, url: str, timeout: float) -> None:
     """The engine generates. SGLang's ``/health_generate`` is content with any output, also of other
     requests, so a full engine passes it; OpenAI servers have nothing like it, so there a canary

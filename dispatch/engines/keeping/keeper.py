@@ -60,6 +60,23 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class _Silence:
+    """How long a supervisor has been silent while we were there to listen. A driver that was stopped, or
+    whose loop was blocked, has heard nothing either: such a gap counts as one tick."""
+
+    TICK: Final = 1.0
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._last = time.monotonic()
+
+    def passed(self) -> None:
+        """Count the time since the last call."""
+        now = time.monotonic()
+        self.seconds += min(now - self._last, self.TICK)
+        self._last = now
+
+
 class Keeper:
     """One engine's watcher. `run` is its task; `close` ends both."""
 
@@ -166,8 +183,15 @@ class Keeper:
     async def _rest(self) -> None:
         self._begin(self._rested(self.life.rest))
 
-    async def _give_up(self) -> None:
-        """Nothing is left to do: `_say` has said it."""
+    async def _release(self) -> None:
+        """It is down for good: its supervisor ends and its place is given back, for others to use."""
+        self._kill_actor()
+        try:
+            await see_cleared(self.status, self.spec.kill_timeout)
+        except CodedError as exc:  # the place stays: what is left may still use what it stands for
+            self._emit("engine.left", level="error", error=exc, **_facts(exc))
+        else:
+            self._place.release()
 
     _do: Final[dict[str, Callable[[Keeper], Coroutine[Any, Any, None]]]] = {
         "start": _start,
@@ -176,7 +200,7 @@ class Keeper:
         "drain": _drain,
         "stop": _stop,
         "rest": _rest,
-        "give_up": _give_up,
+        "release": _release,
     }
 
     # -- one life ----------------------------------------------------------------------------------
@@ -224,27 +248,35 @@ class Keeper:
 
     async def _follow(self) -> None:
         """Tell what the supervisor sees, until that is the engine's end or it is silent for too long."""
-        seen, failed, silent_since, pause = 0, 0, time.monotonic(), _SHORTEST
+        seen, failed, pause, silence = 0, 0, _SHORTEST, _Silence()
+        longest = _LOOK + self.spec.supervisor_timeout
         while True:
+            looking = asyncio.ensure_future(self._actor.look.remote(seen, _LOOK))
             try:
-                async with asyncio.timeout(_LOOK + self.spec.supervisor_timeout):
-                    sight: Sight = await self._actor.look.remote(seen, _LOOK)
-            except (ActorUnavailableError, TimeoutError) as exc:
-                # Not dead, only out of reach, or stopped, or wedged: for a while that may pass.
-                silent = time.monotonic() - silent_since
-                if silent >= self.spec.supervisor_timeout:
-                    text = f"the supervisor was silent for {silent:.1f} s"
-                    lost = CodedError("ENGINE.SUPERVISOR_LOST", text, {"pid": self.status.supervisor_pid})
-                    lost.__cause__ = exc
-                    self.tell(event.Lost(lost))
+                while not looking.done() and silence.seconds < longest:
+                    await asyncio.wait({looking}, timeout=_Silence.TICK)
+                    silence.passed()
+                if not looking.done():
+                    text = f"the supervisor was silent for {silence.seconds:.1f} s"
+                    facts = {"pid": self.status.supervisor_pid}
+                    self.tell(event.Lost(CodedError("ENGINE.SUPERVISOR_LOST", text, facts)))
+                    return
+                sight: Sight = looking.result()
+            except ActorUnavailableError as exc:
+                # Not dead, only out of reach: for a while that may pass.
+                if silence.seconds >= longest:
+                    self.tell(event.Lost(CodedError.from_exception(exc, "ENGINE.SUPERVISOR_LOST")))
                     return
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, 1.0)
+                silence.passed()
+                pause = min(2 * pause, _Silence.TICK)
                 continue
             except RayError as exc:
                 self.tell(event.Lost(named(exc)))
                 return
-            silent_since, pause = time.monotonic(), _SHORTEST
+            finally:
+                looking.cancel()
+            silence, pause = _Silence(), _SHORTEST
             if sight.number == seen:
                 continue
             seen = sight.number
@@ -321,10 +353,11 @@ class Keeper:
             await self._clear(term_timeout)
         except CodedError as exc:
             error = exc
+            self._kill_actor()
+        else:
+            await self._release()
         finally:
             self._kill_actor()
-            if error is None:  # what is left may still use what the place stands for
-                self._place.release()
             self._publish(state="dead")
         if error is not None:
             self._emit("engine.stopped", level="error", error=error, **_facts(error))

@@ -25,9 +25,9 @@ from typing import Final, Literal
 from dispatch.engines.spec import State
 from protocol import Code, CodedError, catalogue
 
-Action = Literal["start", "show", "hide", "drain", "stop", "rest", "give_up"]
+Action = Literal["start", "show", "hide", "drain", "stop", "rest", "release"]
 """``show`` and ``hide``: publish, or no longer. ``drain``: let what runs end, then say `Drained`. ``rest``:
-wait `Life.rest` seconds, then say `Begun`."""
+wait `Life.rest` seconds, then say `Begun`. ``release``: give back what it held, for no start is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +228,10 @@ def _restart(life: Life, event: Event, now: float, policy: Policy) -> Step:
 def _stopped(life: Life, event: Event, now: float, policy: Policy) -> Step:
     dead = replace(life, state="dead")
     if not life.wanted:
-        return dead, _NOTHING
+        return dead, ("release",)
     verdict = _verdict(life.short, policy)
     if verdict is not None:
-        return replace(dead, wanted=False, verdict=verdict), ("give_up",)
+        return replace(dead, wanted=False, verdict=verdict), ("release",)
     shortest, longest = policy.backoff
     doubled = shortest * 2 ** min(30, max(0, len(life.short) - 1))
     return replace(dead, rest=min(longest, doubled)), ("rest",)
@@ -239,7 +239,7 @@ def _stopped(life: Life, event: Event, now: float, policy: Policy) -> Step:
 
 def _left(life: Life, event: Event, now: float, policy: Policy) -> Step:
     assert isinstance(event, StopFailed)
-    return replace(life, state="dead", wanted=False, verdict=event.error), ("give_up",)
+    return replace(life, state="dead", wanted=False, verdict=event.error), _NOTHING
 
 
 def _close(life: Life, event: Event, now: float, policy: Policy) -> Step:

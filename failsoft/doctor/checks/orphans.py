@@ -15,7 +15,7 @@ from typing import Final
 
 import psutil
 
-from dispatch.engines.child import leftovers, private, shm
+from dispatch.engines.child import leftovers, private
 from dispatch.engines.child.leftovers import Orphan, Orphans
 from dispatch.processes import is_alive, same_process
 from failsoft.doctor.finding import Examined, Finding
@@ -29,7 +29,7 @@ _END: Final = 5.0
 
 def check(examined: Examined, look: Callable[[], Orphans] | None = None) -> list[Finding]:
     """What is left on this machine of engines, of this user's (all users', for root)."""
-    look = look or orphans
+    look = look or leftovers.orphans
     first = look()
     if first == Orphans():
         return []
@@ -60,24 +60,6 @@ def check(examined: Examined, look: Callable[[], Orphans] | None = None) -> list
     return notes + _told(Orphans(processes=tuple(stuck), directories=tuple(kept)), tried=True)
 
 
-def orphans() -> Orphans:
-    """`leftovers.orphans` without what has a guard above it: the engines of another release of failsoft,
-    whose guards are known by their name alone."""
-    found = leftovers.orphans()
-    own = tuple(one for one in found.processes if not _is_guarded(one))
-    guarded = {one.marker for one in found.processes} - {one.marker for one in own}
-    directories = tuple(path for path in found.directories if _marker(path) not in guarded)
-    return Orphans(processes=own, directories=directories)
-
-
-def _is_guarded(one: Orphan) -> bool:
-    """A guard is a subreaper (prctl(2)): what it started is below it, however it forks."""
-    process = same_process(one.pid, one.create_time)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process is not None and any(p.name() == leftovers.GUARD_NAME for p in process.parents())
-    return False
-
-
 def _kill(processes: Iterable[Orphan]) -> list[Orphan]:
     """SIGKILL them; those that are there after `_END` seconds all the same."""
     deadline = time.monotonic() + _END
@@ -95,10 +77,8 @@ def _kill(processes: Iterable[Orphan]) -> list[Orphan]:
 
 def _remove(path: str) -> bool:
     """Remove a directory and the shared memory that is noted in it; whether all of it is gone."""
-    _, failed = shm.remove(*private.noted(path))
-    if not failed:  # else the note is still needed
-        with contextlib.suppress(OSError):  # told as left
-            private.remove(path)
+    with contextlib.suppress(OSError):  # told as left
+        leftovers.remove(path)
     return not os.path.lexists(path)
 
 

@@ -10,7 +10,6 @@ import psutil
 
 from dispatch.engines.child import leftovers
 from dispatch.engines.spec import EngineSpec
-from failsoft.doctor.checks.orphans import orphans
 from failsoft.doctor.finding import Examined, Finding, Severity
 
 NAME: Final = "ports"
@@ -23,7 +22,7 @@ def check(examined: Examined) -> list[Finding]:
     """Listening sockets (proc(5), net/tcp) that will be in the way."""
     listeners = _listeners()
     found = []
-    left = {one.pid for one in orphans().processes}
+    left = {one.pid for one in leftovers.orphans().processes}
     for port, pid in sorted(listeners.items()):
         if pid in left:
             what = f"port {port} is held by a process of an engine whose guard is gone"

@@ -21,8 +21,8 @@ from tests.dispatch.engines.standins import StandIn, standing_in
 from tests.support.wait import until
 
 QUICK: dict[str, Any] = {
-    "health_timeout": 0.3,
-    "canary_timeout": 0.3,
+    "health_timeout": 5.0,
+    "canary_timeout": 1.0,
     "canary_interval": 0.0,
     "probe_interval": 0.05,
 }

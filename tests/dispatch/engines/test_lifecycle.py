@@ -57,7 +57,7 @@ SERVING: tuple[Event, ...] = (Begun(), Proving(), Proven())
 def test_a_good_life_and_its_planned_end() -> None:
     life, done = play(*SERVING, Drain(), Drained(), Stopped())
     assert (life.state, life.wanted, life.verdict) == ("dead", False, None)
-    assert done == ["start", "show", "hide", "drain", "stop"]
+    assert done == ["start", "show", "hide", "drain", "stop", "release"]
     assert step(life, Begun(), 0.0, POLICY) == (life, ()), "drained stays down"
 
 
@@ -93,7 +93,7 @@ def test_rests_grow_and_end_in_a_crash_loop(first: tuple[Event, ...]) -> None:
         life, done = play(*events, life=life)
         rests.append(life.rest)
     assert rests[:2] == [1.0, 2.0]
-    assert done[-1] == "give_up"
+    assert done[-1] == "release"
     assert life.verdict is not None
     assert life.verdict.code == "ENGINE.CRASH_LOOP"
     assert life.verdict.data["first_code"] == "ENGINE.EXITED"
@@ -103,7 +103,7 @@ def test_rests_grow_and_end_in_a_crash_loop(first: tuple[Event, ...]) -> None:
 def test_ready_for_a_moment_each_time_is_a_crash_loop_too() -> None:
     one: tuple[Event | float, ...] = (*SERVING, 1.0, Lost(EXITED), Stopped())
     life, done = play(*one, *one, *one)
-    assert done[-1] == "give_up"
+    assert done[-1] == "release"
     assert life.verdict is not None
     assert life.verdict.code == "ENGINE.CRASH_LOOP"
 
@@ -116,12 +116,13 @@ def test_a_long_life_clears_the_count() -> None:
 
 def test_what_will_not_change_is_given_up_at_once() -> None:
     life, done = play(Begun(), StartFailed(FOREVER), Stopped())
-    assert (life.verdict, done) == (FOREVER, ["start", "stop", "give_up"])
+    assert (life.verdict, done) == (FOREVER, ["start", "stop", "release"])
 
 
 def test_what_is_left_is_never_started_upon() -> None:
     life, done = play(*SERVING, Lost(EXITED), StopFailed(LEFT), Begun())
-    assert (life.state, life.verdict, done[-1]) == ("dead", LEFT, "give_up")
+    assert (life.state, life.verdict) == ("dead", LEFT)
+    assert done == ["start", "show", "hide", "stop"], "what it holds may still be in use"
 
 
 @pytest.mark.parametrize(
@@ -151,14 +152,14 @@ def test_quarantined_serves_nobody_and_waits_for_a_word() -> None:
 @pytest.mark.parametrize("before", [(Begun(),), (Begun(), Proving())])
 def test_a_start_is_not_drained_but_stopped(before: tuple[Event, ...]) -> None:
     life, done = play(*before, Drain(), Stopped())
-    assert (life.state, done) == ("dead", ["start", "stop"])
+    assert (life.state, done) == ("dead", ["start", "stop", "release"])
 
 
 def test_the_last_word_counts() -> None:
     life, _ = play(*SERVING, Drain(), Restart(), Drained())
     assert life.wanted
     life, done = play(Drain(), Stopped(), life=life)
-    assert (life.wanted, done) == (False, [])
+    assert (life.wanted, done) == (False, ["release"])
 
 
 @pytest.mark.parametrize("state", get_args(State))
@@ -225,8 +226,9 @@ def test_in_every_history(events: list[Event | float]) -> None:
                 assert not shown
             elif action == "rest":
                 assert POLICY.backoff[0] <= life.rest <= POLICY.backoff[1]
-            elif action == "give_up":
-                assert life.verdict is not None
+            elif action == "release":
+                assert not running
+                assert not life.wanted
         assert shown == (life.state == "ready")
         assert running == (life.state != "dead")
         assert life.verdict is None or not life.wanted
