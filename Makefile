@@ -46,11 +46,11 @@ test: lint $(ENGINES)
 	$(PYTEST) -m "not soak and not vllm and not sglang"
 
 test-vllm: $(STAMP) .venv-vllm/.installed
-	$(PYTEST) -m vllm --timeout 3600 -s
+	$(PYTEST) tests/real_engines -m vllm --timeout 3600 -s
 
 # In a network namespace with nothing but loopback: SGLang's scheduler listens on all interfaces.
 test-sglang: $(STAMP) .venv-sglang/.installed
-	unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' sh $(PYTEST) -m sglang --timeout 3600 -s
+	unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' sh $(PYTEST) tests/real_engines -m sglang --timeout 3600 -s
 
 .venv-vllm/.installed: tests/real_engines/vllm-requirements.txt
 	$(PYTHON) -m venv $(@D)
