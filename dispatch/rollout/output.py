@@ -9,11 +9,9 @@ samples that are not in the file.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
-import secrets
 import shlex
 import stat
 import time
@@ -24,7 +22,8 @@ from typing import Annotated, Any, BinaryIO, Final, Literal, Self
 
 import msgspec
 
-from dispatch.rollout.prompts import SURROGATE, excerpt, shown
+from dispatch.files import failed_write, shown, sync_folder
+from dispatch.rollout.prompts import SURROGATE, excerpt
 from protocol import CodedError
 
 Mode = Literal["new", "resume", "overwrite"]
@@ -34,13 +33,6 @@ SAMPLES: Final = "samples.jsonl"
 STALE: Final = ("events.jsonl", "summary.json")  # a run's other files: they would belie one that overwrites
 MAX_SAMPLE_BYTES: Final = 256 * 2**20
 """Longest line: resuming holds one line in memory, so writing refuses what resuming could not read."""
-
-_FULL: Final = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space or raise the quota",
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
-}
-_MISPLACED: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 
 
 class _Key(msgspec.Struct):
@@ -86,7 +78,7 @@ class SampleWriter:
             self._release()
             if not isinstance(error, OSError):
                 raise
-            raise _coded(
+            raise failed_write(
                 error, Path(error.filename or self.path), "cannot be opened", "try again", opening=True
             ) from error
 
@@ -196,7 +188,7 @@ class SampleWriter:
             for name in STALE:
                 (self.path.parent / name).unlink(missing_ok=True)
         os.ftruncate(self._fd, self._end)
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
 
     def _recall(self, file: BinaryIO) -> None:
         """Read the keys of the samples that are there, one line in memory at a time."""
@@ -230,32 +222,13 @@ class SampleWriter:
 
     def _failed(self, error: OSError, what: str) -> CodedError:
         remedy = f"continue with --resume: {len(self.done)} whole samples ({self._end} bytes) are in it"
-        return _coded(error, self.path, f"could not be {what}", remedy)
+        return failed_write(error, self.path, f"could not be {what}", remedy)
 
     def _release(self) -> None:
         for fd in (self._fd, self._lock):
             with contextlib.suppress(OSError):  # fsync has told of the errors that count
                 os.close(fd)
         self._fd = self._lock = -1
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: readers meet the old content or the new, never a part, and
-    no temporary file stays. Raises CodedError: NODE.DISK_FULL, NODE.IO."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:  # an interrupt must leave no temporary file either
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        if isinstance(error, OSError):
-            raise _coded(error, path, "could not be written", "try again") from error
-        raise
-    _sync_folder(path.parent)
 
 
 def _key(sample: Mapping[str, Any]) -> tuple[str, int]:
@@ -273,26 +246,6 @@ def _encode(sample: Mapping[str, Any]) -> bytes:
     except UnicodeEncodeError:
         text = SURROGATE.sub("\ufffd", json.dumps(msgspec.to_builtins(sample), ensure_ascii=False))
         return msgspec.json.encode(json.loads(text, parse_constant=lambda _: None)) + b"\n"
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every file system can; the content is synced by itself
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-def _coded(error: OSError, path: Path, what: str, remedy: str, *, opening: bool = False) -> CodedError:
-    number = error.errno or 0
-    code, advice = "NODE.IO", f"check the disk, then {remedy}"
-    if number in _FULL:
-        code, advice = "NODE.DISK_FULL", f"{_FULL[number]}, then {remedy}"
-    elif opening and number in _MISPLACED:
-        code, advice = "CONFIG.INVALID", "name another folder"
-    text = f"{shown(path)} {what} ({error.strerror or type(error).__name__}); {advice}"
-    return CodedError.from_exception(error, code, text, {"file": str(path), "errno": number})
 
 
 # A forked child shares the lock: holding on to it, it would keep the folder after its parent's death.

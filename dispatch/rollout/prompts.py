@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 
 import msgspec
 
+from dispatch.files import shown
 from protocol import CodedError, defuse
 
 MAX_LINE_BYTES: Final = 8 * 2**20
@@ -241,12 +242,6 @@ def _coded(path: Path, what: str, *, line: int | None = None, code: str = "CONFI
     where = shown(path) if line is None else f"{shown(path)}, line {line}"
     data: dict[str, Any] = {"file": str(path)} if line is None else {"file": str(path), "line": line}
     return CodedError(code, f"{where}: {what}", data)
-
-
-def shown(path: Path) -> str:
-    """A path as it may stand in a one-line message: a name can hold line breaks and bytes of any kind."""
-    name = str(path)
-    return name if name.isprintable() else ascii(name)
 
 
 def excerpt(text: str, limit: int = MAX_EXCERPT) -> str:

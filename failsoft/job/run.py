@@ -25,9 +25,9 @@ from rich.console import Console
 from chaos import Injury
 from dispatch.engines import EngineFleet, embedded_spec
 from dispatch.engines.dialect import Api
+from dispatch.files import write_atomic
 from dispatch.posting import PosterPool
 from dispatch.rollout import Failure, RolloutClient, Router, Sample, SampleWriter, load_prompts
-from dispatch.rollout.output import write_atomic
 from dispatch.rollout.prompts import Prompt
 from dispatch.rollout.reach import Reached, reach
 from failsoft.job.breakage import break_things

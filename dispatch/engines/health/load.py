@@ -2,7 +2,9 @@
 
 Prometheus text (https://prometheus.io/docs/instrumenting/exposition_formats/) under ``metrics_path``. What is
 read of it is what moves with each step of a generation, not what is counted when a request ends:
-llama.cpp's ``tokens_predicted_total`` stands still for as long as its one long request runs.
+llama.cpp's ``tokens_predicted_total`` and SGLang's ``generation_tokens_total`` stand still for as long as one
+long request runs. A count of 0 under way proves nothing: vLLM's API server repeats what a frozen EngineCore
+said last.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dispatch.engines.spec import EngineSpec
 
 _STEPS: Final = frozenset({
     "vllm:generation_tokens_total", "vllm:prompt_tokens_total",
-    "sglang:generation_tokens_total", "sglang:prompt_tokens_total",
+    "sglang:realtime_tokens_total",
     "llamacpp:n_decode_total", "llamacpp:prompt_tokens_total",
     "failsoft:generation_tokens_total",
 })  # fmt: skip

@@ -8,103 +8,93 @@ next is the engine's end; a router that does not answer must not keep a sick eng
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol
+import contextlib
+from typing import Final
 
+from dispatch.engines.routers.router import Router
 from protocol import CodedError, Events
 
 HIDE: Final = 5.0
 """Seconds that an engine's end waits for the router."""
 AGAIN: Final = (0.5, 10.0)
-"""Seconds between two tries to tell a router, from and to; and, the longer one, between two looks whether
-it still knows: a router that was restarted has forgotten."""
-
-
-class Router(Protocol):
-    """What is told of engines that may be used. All calls may be repeated, have deadlines of their own, and
-    raise CodedError."""
-
-    async def add(self, url: str) -> None: ...
-    async def remove(self, url: str) -> None: ...
-    async def urls(self) -> tuple[str, ...]: ...
+"""Seconds between two tries to tell a router, from and to."""
+LOOK: Final = 10.0
+"""Seconds between two looks whether the router still knows: one that was restarted has forgotten."""
 
 
 class Publication:
-    """Tells one router, or nobody, in one task; the last word on each engine counts."""
+    """Tells one router, or nobody. Each engine has a task of its own for as long as there is something to
+    tell, so that one that the router cannot reach delays no other; the last word on each counts."""
 
     def __init__(self, router: Router | None, events: Events) -> None:
         self._router = router
         self._events = events
-        self._wanted: dict[str, bool] = {}
+        self._shown: dict[str, bool] = {}
         """By URL: whether it is to be shown. Those to be hidden are kept until the router knows."""
-        self._known: dict[str, bool] = {}
-        """By URL: what the router was told last."""
-        self._news = asyncio.Event()
-        self._told = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._telling: dict[str, asyncio.Task[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
 
     def show(self, url: str) -> None:
         """The engine at ``url`` may be used."""
-        if self._router is not None:
-            self._want(url, True)
+        if self._router is None:
+            return
+        self._tell(url, shown=True)
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
 
     async def hide(self, url: str) -> None:
         """The engine at ``url`` may no longer be used; returns when the router knows, or after `HIDE`
         seconds, or at once when it never was shown."""
-        if self._router is None or url not in self._wanted:
+        if url not in self._shown:
             return
-        self._want(url, False)
-        try:
-            async with asyncio.timeout(HIDE):
-                while url in self._wanted and not self._wanted[url]:
-                    self._told.clear()
-                    await self._told.wait()
-        except TimeoutError:
+        done, _ = await asyncio.wait({self._tell(url, shown=False)}, timeout=HIDE)
+        if not done:
             self._events.emit("router.late", level="warning", key=url, seconds=HIDE)
 
     async def close(self) -> None:
         """Stop telling. What is still shown then was not hidden by its keeper."""
-        task, self._task = self._task, None
-        if task is not None:
+        tasks = [*self._telling.values(), *([self._looking] if self._looking is not None else [])]
+        self._looking = None
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _want(self, url: str, shown: bool) -> None:
-        self._wanted[url] = shown
-        self._news.set()
-        if self._task is None:
-            self._task = asyncio.create_task(self._tell())
+    def _tell(self, url: str, *, shown: bool) -> asyncio.Task[None]:
+        assert self._router is not None
+        self._shown[url] = shown
+        before = self._telling.get(url)
+        if before is not None:
+            before.cancel()  # what it was telling is no longer so
+        task = self._telling[url] = asyncio.create_task(self._until_told(self._router, url, shown, before))
+        task.add_done_callback(lambda task: self._told(url, task))
+        return task
 
-    async def _tell(self) -> None:
-        """One engine at a time, so that two words on the same one cannot overtake each other."""
+    async def _until_told(
+        self, router: Router, url: str, shown: bool, before: asyncio.Task[None] | None
+    ) -> None:
+        if before is not None:  # two words on one engine must not overtake each other
+            await asyncio.gather(before, return_exceptions=True)
         pause = AGAIN[0]
         while True:
-            self._news.clear()
             try:
-                await self._settle()
-                pause = AGAIN[0]
-                wait = AGAIN[1]
+                await (router.add(url) if shown else router.remove(url))
+                return
             except CodedError as exc:
-                self._events.emit("router.failed", level="warning", error=exc)
-                wait, pause = pause, min(2 * pause, AGAIN[1])
-            try:
-                async with asyncio.timeout(wait):
-                    await self._news.wait()
-            except TimeoutError:
-                self._known.clear()  # look again
+                self._events.emit("router.failed", level="warning", error=exc, url=url, shown=shown)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, AGAIN[1])
 
-    async def _settle(self) -> None:
+    def _told(self, url: str, task: asyncio.Task[None]) -> None:
+        if self._telling.get(url) is task:
+            del self._telling[url]
+            if not task.cancelled() and not self._shown[url]:
+                del self._shown[url]
+
+    async def _look(self) -> None:
         assert self._router is not None
-        if not self._known:
-            known = await self._router.urls()
-            self._known = {url: url in known for url in self._wanted}
-        for url, shown in list(self._wanted.items()):
-            if self._known.get(url) is not shown:
-                change: Callable[[str], Coroutine[Any, Any, None]]
-                change = self._router.add if shown else self._router.remove
-                await change(url)
-                self._known[url] = shown
-            if not shown and self._wanted.get(url) is False:
-                del self._wanted[url]
-                self._known.pop(url, None)
-                self._told.set()
+        while True:
+            await asyncio.sleep(LOOK)
+            if self._telling:
+                continue  # it is being told; a look in between would tell of what is no longer so
+            with contextlib.suppress(CodedError):  # an engine that is to be told of says what is wrong
+                await self._router.reconcile([url for url, shown in self._shown.items() if shown])

@@ -206,7 +206,8 @@ class EngineSupervisor:
             self._see(failed=self._spec.health_failures, error=bug)
 
     def _checked(self, failed: int, error: CodedError | None) -> None:
-        self._see(failed=failed, error=error)
+        if self._process is not None and self._process.alive:  # else its exit says more, in a moment
+            self._see(failed=failed, error=error)
 
     def _hold_over(self, checks: Checks | None) -> None:
         if checks is self._checks and checks is not None and not checks.held and self._status.held:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from dispatch.engines.routers.router import tidy
+from dispatch.files import write_atomic
 from protocol import CodedError
 
 
@@ -69,7 +70,5 @@ class StaticRouter:
             ) from exc
 
     def _write(self, urls: tuple[str, ...]) -> None:
-        from dispatch.rollout.output import write_atomic  # here: that room loads Ray, which takes a second
-
         assert self._path is not None
         write_atomic(self._path, msgspec.json.encode({"urls": urls}) + b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 
@@ -36,6 +37,13 @@ class Recorder:
         await self._work("urls")
         return tuple(self.shown)
 
+    async def reconcile(self, wanted: Iterable[str]) -> None:
+        await self._work("reconcile")
+        self.shown = set(wanted)
+
+    async def close(self) -> None:
+        pass
+
     async def _work(self, what: str) -> None:
         self.said.append(what)
         if self.slow:
@@ -47,6 +55,7 @@ class Recorder:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication, "AGAIN", (0.05, 0.1))
+    monkeypatch.setattr(publication, "LOOK", 0.1)
 
 
 async def test_shown_and_hidden(events: EventFile) -> None:
@@ -111,6 +120,24 @@ async def test_a_dead_router_does_not_keep_an_engine_alive(
             await told.hide(A)
         await told.close()
     assert [event["key"] for event in events.named("router.late")] == [A]
+
+
+async def test_an_engine_out_of_the_routers_reach_delays_no_other(events: EventFile) -> None:
+    router = Recorder()
+    with Events.to_file(events.path, run="test", role="fleet") as sink:
+        told = Publication(router, sink)
+        told.show(A)
+        await until(lambda: router.shown == {A})
+        router.slow = True
+        told.show(B)
+        await until(lambda: f"add {B}" in router.said)
+        router.slow = False
+        async with asyncio.timeout(20):
+            await told.hide(A)
+            await told.hide(B)
+        assert router.shown == set()
+        await told.close()
+    assert events.all() == []
 
 
 async def test_no_router(events: EventFile) -> None:

@@ -19,8 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dispatch.files import write_atomic
 from dispatch.rollout import output
-from dispatch.rollout.output import SAMPLES, SampleWriter, write_atomic
+from dispatch.rollout.output import SAMPLES, SampleWriter
 from protocol import CodedError
 
 Mode = Literal["new", "resume", "overwrite"]
@@ -435,7 +436,8 @@ def test_a_sync_that_fails_is_told_and_the_folder_let_go(
 FILL = """
 import json, resource, sys
 from pathlib import Path
-from dispatch.rollout.output import SampleWriter, write_atomic
+from dispatch.files import write_atomic
+from dispatch.rollout.output import SampleWriter
 from protocol import CodedError
 
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
