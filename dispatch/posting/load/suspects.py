@@ -4,8 +4,8 @@ What was in flight on an engine or a poster when that died is a suspect: sending
 the other, may cost them all. Yet one death makes a suspect of everything that was in flight there, a
 thousand requests of which at most one is guilty; trying each of those alone would bring the pool to a
 stand. So after a first death it is tried again among the others, which clears nearly all of them; what
-was there at a second one too is tried alone, one suspect at a time; a third death while it is tried
-alone has hardly another cause, and ends it as REQUEST.POISON.
+was there at a second one too is tried alone, with no other suspect of either kind under way; a third death
+while it is tried alone has hardly another cause, and ends it as REQUEST.POISON.
 
 Where things die anyway, being there proves nothing: deaths of late at which a request was not there count
 for it. A poison is there at all of them; a bystander on a cluster that loses a poster a second is not.
@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 from protocol import Code, CodedError
@@ -31,13 +31,49 @@ KEEP: Final = 256
 _OPEN: Final[AbstractAsyncContextManager[None]] = contextlib.nullcontext()
 
 
+class Turns:
+    """Suspects among each other: any number together, or one alone, first come first served. asyncio's own
+    lock is what is wanted for that: no turn is lost to a cancellation. Whoever waits to be alone holds it,
+    so that nobody can keep it waiting by coming after it."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._together = 0
+        self._nobody = asyncio.Event()
+        self._nobody.set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no suspect is under way."""
+        return not self._lock.locked() and self._together == 0
+
+    @asynccontextmanager
+    async def together(self) -> AsyncIterator[None]:
+        """With others that are here in the same way."""
+        async with self._lock:
+            self._together += 1
+            self._nobody.clear()
+        try:
+            yield
+        finally:
+            self._together -= 1
+            if self._together == 0:
+                self._nobody.set()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """With no other suspect under way."""
+        async with self._lock:
+            await self._nobody.wait()
+            yield
+
+
 class Deaths:
     """The deaths of late, of engines and of posters; one for the whole pool. ``now`` is its clock
-    (seconds), ``alone`` the gate that lets one suspect at a time through: asyncio's own lock is what is
-    wanted of it, first come first served, and no turn is lost to a cancellation."""
+    (seconds), ``turns`` whose turn it is among the suspects."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self.alone = asyncio.Lock()
+        self.turns = Turns()
         self._now = now
         self._numbers = 0
         self._late: deque[tuple[float, int]] = deque(maxlen=KEEP)
@@ -94,6 +130,9 @@ class Strikes:
         )
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        """Around each attempt, and around the wait for its place, so that whoever waits here occupies none:
-        passes at once, until only one more death is left; then one suspect at a time."""
-        return self._register.alone if self.weight >= self._most - 1 else _OPEN
+        """Around each attempt, and around the wait for its place, so that whoever waits here occupies none.
+        Without a death it passes at once; with one or more, when no suspect is being tried alone; when only
+        one more death is left, alone. A suspect's own attempt must not be what another one dies of."""
+        if self.weight >= self._most - 1:
+            return self._register.turns.alone()
+        return self._register.turns.together() if self.weight else _OPEN
