@@ -8,6 +8,8 @@ ENGINES := $(VENV)/engines/.installed
 ROOMS := protocol faults dispatch chaos failsoft
 RUN_OUT ?= out/rollout
 PYTEST := $(BIN)/python -m pytest
+QUICK := not soak and not vllm and not sglang
+COMPUTING := tests/properties tests/typing tests/protocol tests/faults
 
 .DEFAULT_GOAL := help
 .PHONY: help rollout test test-vllm test-sglang lint bench soak docs matrix clean
@@ -42,8 +44,15 @@ $(ENGINES): constraints.txt | $(STAMP)
 rollout: $(STAMP)
 	$(BIN)/failsoft rollout examples/prompts.jsonl --out $(RUN_OUT) --overwrite
 
+# Two at once: the first computes, the second waits for processes most of the time.
 test: lint $(ENGINES)
-	$(PYTEST) -m "not soak and not vllm and not sglang"
+	@mkdir -p out
+	@$(PYTEST) -m "$(QUICK)" -p no:cacheprovider $(COMPUTING) > out/computing.log 2>&1 & computing=$$!; \
+	trap 'kill $$computing 2> /dev/null' EXIT; \
+	$(PYTEST) -m "$(QUICK)" $(addprefix --ignore=,$(COMPUTING)); waited=$$?; \
+	wait $$computing; computed=$$?; trap - EXIT; \
+	echo; echo "The tests of $(COMPUTING):"; cat out/computing.log; \
+	exit $$((waited | computed))
 
 test-vllm: $(STAMP) .venv-vllm/.installed
 	$(PYTEST) tests/real_engines -m vllm --timeout 3600 -s

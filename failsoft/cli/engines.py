@@ -2,7 +2,8 @@
 
 Exit status of ``up``: 0 stopped in order; 1 every engine was given up, or one could not be stopped; 2 the
 file is wrong, the fleet runs already, or Ray does not start. Of ``status``: 0 all engines are ready; 1 not
-all. Of ``drain`` and ``down``: 0 done; 1 it failed. Of these three: 2 an argument is wrong; 3 nobody runs.
+all. Of ``drain``, ``restart`` and ``down``: 0 done; 1 it failed. Of these four: 2 an argument is wrong; 3
+nobody runs.
 """
 
 from __future__ import annotations
@@ -101,6 +102,30 @@ def drain(
         return 0
 
     _ask("drain", fleet, order)
+
+
+@app.command()
+def restart(
+    key: Annotated[str, typer.Argument(help="The engine's key or name, as `status` tells them.")],
+    fleet: Annotated[
+        str | None, typer.Option("--fleet", help="The fleet's name or its file; default: the one that runs.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Seconds to wait until it is ready; default: its deadlines added up."),
+    ] = None,
+) -> None:
+    """Give one engine a new life, once it has finished what it has; also one that was drained or given up."""
+
+    async def order(asking: Asking) -> int:
+        from failsoft.serving.view import Watching, show
+
+        with Watching(_console()) as watch:
+            left = await asking.restart(key, timeout, watch)
+        show(_console(), left)
+        return 0
+
+    _ask("restart", fleet, order)
 
 
 @app.command()

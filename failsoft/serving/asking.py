@@ -82,6 +82,12 @@ class Asking:
         stands then. ``watch`` is told meanwhile."""
         return await self._order("/drain", {"key": key, "timeout": timeout}, watch)
 
+    async def restart(
+        self, key: str, timeout: float | None, watch: Callable[[FleetStatus], None]
+    ) -> FleetStatus:
+        """Restart one engine, which has to be ready again after ``timeout`` seconds; else as `drain`."""
+        return await self._order("/restart", {"key": key, "timeout": timeout}, watch)
+
     async def down(self, timeout: float | None, watch: Callable[[FleetStatus], None]) -> FleetStatus:
         """End the fleet: returns when its process is gone. After ``timeout`` seconds engines are
         killed. What could not be stopped is in ``failures``."""

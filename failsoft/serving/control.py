@@ -1,7 +1,8 @@
-"""What a running fleet answers on its socket: how it stands, and two orders.
+"""What a running fleet answers on its socket: how it stands, and three orders.
 
-``GET /status`` · ``POST /drain {"key", "timeout"}``, answered when that engine is down · ``POST /down
-{"timeout"}``, answered when all of them are. HTTP over a Unix socket, so that curl can ask as well.
+``GET /status`` · ``POST /drain {"key", "timeout"}``, answered when that engine is down · ``POST /restart``
+with the same, answered when it is ready again · ``POST /down {"timeout"}``, answered when all of them are
+down. HTTP over a Unix socket, so that curl can ask as well.
 Failures are problem documents (`protocol.carriers.http_problem`).
 """
 
@@ -49,8 +50,8 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.engines) and all(engine.routable for engine in self.engines)
 
 
-class DrainOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``key``: the engine's key or name. ``timeout``: seconds in which it has to be down; None: the
+class EngineOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``key``: the engine's key or name. ``timeout``: seconds in which it has to be done; None: the
     spec's deadlines added up."""
 
     key: str
@@ -68,14 +69,17 @@ class Controlled(Protocol):
 
     def status(self) -> FleetStatus: ...
 
-    async def drain(self, order: DrainOrder) -> None:
+    async def drain(self, order: EngineOrder) -> None:
+        """Raises CodedError."""
+
+    async def restart(self, order: EngineOrder) -> None:
         """Raises CodedError."""
 
     async def down(self, order: DownOrder) -> None:
         """Returns when every engine is stopped, or was tried to be."""
 
 
-_Order = TypeVar("_Order", DrainOrder, DownOrder)
+_Order = TypeVar("_Order", EngineOrder, DownOrder)
 
 
 @asynccontextmanager
@@ -89,7 +93,11 @@ async def listening(service: Controlled, path: Path) -> AsyncIterator[None]:
         return answer(service.status())
 
     async def drain(request: web.Request) -> web.Response:
-        await service.drain(await _order(request, DrainOrder))
+        await service.drain(await _order(request, EngineOrder))
+        return answer(service.status())
+
+    async def restart(request: web.Request) -> web.Response:
+        await service.restart(await _order(request, EngineOrder))
         return answer(service.status())
 
     async def down(request: web.Request) -> web.Response:
@@ -97,7 +105,8 @@ async def listening(service: Controlled, path: Path) -> AsyncIterator[None]:
         return answer(service.status())
 
     app = web.Application(middlewares=[_named])
-    app.add_routes([web.get("/status", status), web.post("/drain", drain), web.post("/down", down)])
+    app.add_routes([web.get("/status", status)])
+    app.add_routes([web.post("/drain", drain), web.post("/restart", restart), web.post("/down", down)])
     runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=5.0)
     await runner.setup()
     try:

@@ -21,7 +21,7 @@ import ray
 from dispatch.engines import EngineFleet, EngineStatus
 from dispatch.engines.config import EnginesFile, make_router
 from failsoft.raying import ray_at
-from failsoft.serving.control import DownOrder, DrainOrder, Engine, FleetStatus, listening
+from failsoft.serving.control import DownOrder, Engine, EngineOrder, FleetStatus, listening
 from failsoft.serving.place import claimed
 from failsoft.serving.view import Printer
 from protocol import CodedError
@@ -112,17 +112,27 @@ class Service:
             failures=tuple(f"{error.code}: {error.detail}" for error in self._failures),
         )
 
-    async def drain(self, order: DrainOrder) -> None:
+    async def drain(self, order: EngineOrder) -> None:
         """Let one engine finish what it has and stop it. Raises CodedError: CONFIG.INVALID for a key that
         is none, and what the fleet's drain raises."""
+        fleet, key = self._ordered(order, "drain")
+        await fleet.drain(key, order.timeout)
+
+    async def restart(self, order: EngineOrder) -> None:
+        """Give one engine a new life, once it has finished what it has; also one that is down. Raises
+        CodedError as `drain`."""
+        fleet, key = self._ordered(order, "restart")
+        await fleet.restart(key, order.timeout)
+
+    def _ordered(self, order: EngineOrder, what: str) -> tuple[EngineFleet, str]:
         keys = [key for key, name in self._names.items() if order.key in (key, name)]
         if not keys:
             known = ", ".join(f"{key} ({name})" for key, name in self._names.items())
             raise CodedError("CONFIG.INVALID", f"there is no engine {order.key!r}; there are {known:.500}")
         if self._fleet is None or self._ending.is_set():
             raise CodedError("POOL.CLOSED", f"fleet {self.file.fleet.name} is {self.status().state}")
-        self._printer.say(f"{keys[0]}: drain, asked for by a command")
-        await self._fleet.drain(keys[0], order.timeout)
+        self._printer.say(f"{keys[0]}: {what}, asked for by a command")
+        return self._fleet, keys[0]
 
     async def down(self, order: DownOrder) -> None:
         """Stop everything; engines that are still there after the order's timeout are killed."""

@@ -118,6 +118,11 @@ def test_a_life(tmp_path: Path, runtime: Path) -> None:
         code, told = status(runtime)
         assert (code, [e["state"] for e in told["engines"]]) == (1, ["ready", "dead"])
         assert published() == {told["engines"][0]["url"]}
+        code, out, err = ask(runtime, "restart", "small/1", "--timeout", 60)
+        assert (code, err) == (0, "")
+        assert "fleet demo running: 2 of 2 engines ready" in out
+        assert ask(runtime, "drain", "small/1", "--timeout", 60)[0] == 0
+        told = status(runtime)[1]
         assert not Path(f"/proc/{told['engines'][1]['pid']}").exists() or not told["engines"][1]["pid"]
 
         code, out, err = ask(runtime, "down", "demo")

@@ -21,7 +21,7 @@ from rich.console import Console
 from dispatch.engines.spec import EngineStatus
 from failsoft.serving import asking, view
 from failsoft.serving.asking import Asking, NobodyRuns, find
-from failsoft.serving.control import DownOrder, DrainOrder, Engine, FleetStatus, listening
+from failsoft.serving.control import DownOrder, Engine, EngineOrder, FleetStatus, listening
 from failsoft.serving.place import claimed, socket_of, sockets
 from protocol import CodedError
 from tests.support.wait import until
@@ -119,7 +119,7 @@ class Fake:
     """A fleet that does what a test says."""
 
     def __init__(self, state: Any = "ready") -> None:
-        self.drained: list[DrainOrder] = []
+        self.drained: list[EngineOrder] = []
         self.downs: list[DownOrder] = []
         self.failures: tuple[str, ...] = ()
         self.engines = (Engine(key="engine/0", state=state, name="a"),)
@@ -139,11 +139,14 @@ class Fake:
             failures=self.failures,
         )
 
-    async def drain(self, order: DrainOrder) -> None:
+    async def drain(self, order: EngineOrder) -> None:
         self.drained.append(order)
         if order.key == "nobody":
             raise CodedError("CONFIG.INVALID", "there is no engine 'nobody'", {"key": "nobody"})
         await self.hang.wait()
+
+    async def restart(self, order: EngineOrder) -> None:
+        raise CodedError("ENGINE.EXITED", f"{order.key} ended again")
 
     async def down(self, order: DownOrder) -> None:
         self.downs.append(order)
@@ -160,7 +163,7 @@ async def test_asking() -> None:
             await until(lambda: len(seen) >= 2)
             fake.hang.set()
             assert await drain == fake.status()
-            assert fake.drained == [DrainOrder("a", 3.0)]
+            assert fake.drained == [EngineOrder("a", 3.0)]
             fake.failures = ("ENGINE.STOP_FAILED: stage kill",)
             assert (await fleet.down(None, seen.append)).failures == fake.failures
             assert fake.downs == [DownOrder(None)]
@@ -178,6 +181,8 @@ async def test_failures_keep_their_names() -> None:
             assert caught.value.data["key"] == "nobody"
             with pytest.raises(CodedError, match=r"REQUEST\.INVALID"):
                 await fleet.drain("a", -1.0, lambda _: None)
+            with pytest.raises(CodedError, match=r"ENGINE\.EXITED.* a ended again"):
+                await fleet.restart("a", None, lambda _: None)
             transport = httpx.AsyncHTTPTransport(uds=str(path))
             async with httpx.AsyncClient(transport=transport, base_url="http://fleet") as client:
                 for body in (b"{", b"[]", b'{"kee": 1}'):

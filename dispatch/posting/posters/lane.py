@@ -26,6 +26,10 @@ from dispatch.processes import CONFIRM, see_gone
 from faults import classify
 from protocol import CodedError
 
+RAYLET_KILLS: Final = 6.0
+"""Seconds after `ray.kill` within which a process on another node is really gone: its raylet asks it first,
+and sends SIGKILL after 5 s to one that is stopped (Ray 2.60, kill_worker_timeout_milliseconds)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -183,12 +187,13 @@ class PosterLane:
         no reply can come any more."""
         self.state = State.DEAD
         self._batcher.hand_back()
+        by_itself = self.lost is not None
         self._kill()
         if self._session.ended() is not None:  # nothing can be asked any more, and nobody is to wait for that
             detail = "Ray was shut down under the pool with the request in flight"
             self.settle(CodedError("POOL.CLOSED", detail))
         try:
-            return await self._confirm_gone()
+            return await self._confirm_gone(by_itself)
         finally:
             self.settle(
                 CodedError("ACTOR.DIED", f"{self.name} was replaced with the request in flight: {why.detail}")
@@ -264,7 +269,8 @@ class PosterLane:
         self._suspect.set()
         self._set(State.QUARANTINED)
 
-    async def _confirm_gone(self) -> bool:
+    async def _confirm_gone(self, by_itself: bool) -> bool:
+        """``by_itself``: it had died before it was killed."""
         info = self.info
         if info is not None and info.node == self._session.node:
             return await see_gone(info.pid, info.create_time)
@@ -280,6 +286,8 @@ class PosterLane:
                 return False
             exc = None if self._hold.cancelled() else self._hold.exception()
             if exc is not None and classify(exc).code in DEAD:
+                if not by_itself and self._session.ended() is None:
+                    await asyncio.sleep(RAYLET_KILLS)  # its server may still be at work for it until then
                 return True
             if left <= 0:
                 return False

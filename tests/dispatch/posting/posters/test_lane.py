@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from dispatch.posting.posters.batching import MAX_CALLS, Unsent
 from dispatch.posting.posters.lane import Health, PosterLane, State
@@ -50,7 +51,7 @@ async def test_out_of_service_what_was_not_sent_goes_elsewhere_at_once(
     )
     lane.state = State.SERVING
     monkeypatch.setattr(lane, "send", lambda _: asyncio.Event().wait())
-    monkeypatch.setattr(lane, "_confirm_gone", gone.wait)
+    monkeypatch.setattr(lane, "_confirm_gone", lambda by_itself: gone.wait())
 
     async def run(number: int) -> asyncio.Task[Answer]:
         task = asyncio.create_task(lane.run(Item(f"r{number}", number, "http://engine", b"{}", {}), 60.0))
@@ -74,3 +75,25 @@ async def test_out_of_service_what_was_not_sent_goes_elsewhere_at_once(
     for task in sent:
         with pytest.raises(CodedError, match=r"ACTOR\.DIED"):
             await task
+
+
+@pytest.mark.parametrize("died", ["by itself", "by our hand"])
+async def test_on_another_node_our_own_kill_takes_its_time(
+    ray_local: None, died: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray says at once that the actor is dead; its process, if it was stopped, still has its connections open
+    for the 5 s after which its raylet sends SIGKILL."""
+    monkeypatch.setattr("dispatch.posting.posters.lane.RAYLET_KILLS", 0.5)
+    lane = PosterLane("poster/0.1", lambda _: None, lambda _: None, Health(), Session())
+
+    async def dead() -> None:
+        raise ActorDiedError
+
+    lane._hold = asyncio.create_task(dead())
+    if died == "by itself":
+        lane._died(CodedError("ACTOR.DIED", "SIGKILL"))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await lane.retire(CodedError("ACTOR.WEDGED", "silent"))
+    took = loop.time() - began
+    assert took < 0.5 if died == "by itself" else took >= 0.5
