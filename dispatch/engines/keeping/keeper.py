@@ -379,6 +379,7 @@ class Keeper:
         elif life.state == before.state:
             return
         elif life.state == "starting":
+            self._exit = None  # of this life; the status keeps the last one's until this one ends
             self._publish(
                 stage="actor", pid=0, create_time=0.0, url="", weight_version=None, held="",
                 restarts=life.starts - 1,
