@@ -15,9 +15,10 @@ from typing import Self
 import ray
 
 from dispatch.engines.keeping import lifecycle
-from dispatch.engines.keeping.keeper import Keeper, Recovery, longest_stop
+from dispatch.engines.keeping.keeper import Keeper, longest_stop
 from dispatch.engines.keeping.lifecycle import Policy
 from dispatch.engines.keeping.publication import HIDE, Publication
+from dispatch.engines.keeping.record import Recovery
 from dispatch.engines.routers.router import Router
 from dispatch.engines.spec import EngineSpec, EngineStatus
 from protocol import Code, CodedError, Events

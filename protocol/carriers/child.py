@@ -55,7 +55,7 @@ Run a Python program that leaves its failure in an error file.
 """
 
 # Given back before the first failure is written, which may be that there is no memory left.
-_reserve: Final = [bytearray(1 << 20)]
+_reserve: Final = [bytearray(4 << 20)]  # address space alone, until somebody touches it
 
 # What asyncio's own exception handler begins its report with (base_events, events, runners). It also
 # reports broken connections there, which are the transport's to handle and no failure of the process.

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-import msgspec
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
@@ -23,6 +22,7 @@ from dispatch.engines.keeping.clearing import see_cleared
 from dispatch.engines.keeping.lifecycle import Event, Life, Policy, step
 from dispatch.engines.keeping.placing import Place
 from dispatch.engines.keeping.publication import Publication
+from dispatch.engines.keeping.record import Record, Recovery, facts_of
 from dispatch.engines.keeping.supervisor import CONTROL, Sight, as_actor
 from dispatch.engines.spec import EngineSpec, EngineStatus, ExitReport
 from protocol import CodedError, Events
@@ -35,29 +35,14 @@ _SHORTEST: Final = 0.05
 """Seconds between two calls of a supervisor that is out of reach, at least."""
 _COMPLAINTS: Final = 0.25
 """Seconds between two complaints that are passed on to the supervisor, at least."""
-_REPORTED: Final = ("stage", "status", "signal", "last_lines", "stop_failed", "url", "pids", "device")
-
-
 _HARMLESS: Final = ("ports", "shm", "tmp")
 """Stages of a stop of which something may be left without harm to the next start: it gets fresh ports and a
 directory of its own. Processes and GPU memory are another matter."""
-_ENDS: Final = (event.Lost, event.StartFailed, event.Checked)
-"""What ends a life that nobody asked to end."""
 
 
 def longest_stop(spec: EngineSpec) -> float:
     """Seconds that a stop of its engine may take, asked over Ray."""
     return spec.term_timeout + 2 * spec.kill_timeout + CLEAR_UP + _MARGIN
-
-
-class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that was ready, went down and is ready again: ``seconds`` from the detection (unix
-    seconds) to being routable; ``code`` is why it went down."""
-
-    key: str
-    code: str
-    detected_at: float
-    seconds: float
 
 
 class _Silence:
@@ -92,11 +77,7 @@ class Keeper:
         publication: Publication,
     ) -> None:
         self.spec = spec
-        self.status = EngineStatus(key=key, since=time.time())
-        self.life = Life()
-        self._events = events
-        self._changed = changed
-        self._recovered = recovered
+        self._record = Record(key, events, changed, recovered)
         self._policy = policy
         self._publication = publication
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -104,10 +85,17 @@ class Keeper:
         self._place = Place(spec, key)
         self._actor: Any = None
         self._answered = False  # the actor has answered once: it has a process
-        self._down: tuple[str, float, float] | None = None  # code, unix and monotonic time of the detection
-        self._exit: ExitReport | None = None
-        self._began = 0.0
         self._complained = 0.0
+
+    @property
+    def status(self) -> EngineStatus:
+        """How the engine stands."""
+        return self._record.status
+
+    @property
+    def life(self) -> Life:
+        """The same, as its state machine has it."""
+        return self._record.life
 
     @property
     def given_up(self) -> CodedError | None:
@@ -128,12 +116,12 @@ class Keeper:
     async def hold(self, seconds: float, reason: str) -> None:
         """See `EngineFleet.hold`."""
         await self._ask(self._supervisor().hold.remote(seconds, reason), "hold")
-        self._publish(held=reason or "held")
+        self._record.publish(held=reason or "held")
 
     async def release(self) -> None:
         """See `EngineFleet.release`."""
         await self._ask(self._supervisor().release.remote(), "release")
-        self._publish(held="")
+        self._record.publish(held="")
 
     async def run(self) -> None:
         """Keep the engine until it is cancelled, which leaves the rest to `close`."""
@@ -145,13 +133,13 @@ class Keeper:
                 await self._take(happened)
             except Exception as exc:  # noqa: BLE001 - a keeper that ends unseen is an engine that nobody restarts
                 bug = CodedError.from_exception(exc, "INTERNAL.BUG")
-                self.life = Life(state="stopping", wanted=False, starts=self.life.starts)
+                self._record.life = Life(state="stopping", wanted=False, starts=self.life.starts)
                 self.tell(event.StopFailed(bug))
 
     async def _take(self, happened: Event) -> None:
         before = self.life
-        self.life, actions = step(before, happened, time.monotonic(), self._policy)
-        self._say(before, happened)
+        self._record.life, actions = step(before, happened, time.monotonic(), self._policy)
+        self._record.say(before, happened)
         for action in actions:
             await self._do[action](self)
 
@@ -177,7 +165,7 @@ class Keeper:
             if exc.data.get("stage") not in _HARMLESS:
                 self.tell(event.StopFailed(exc))
                 return
-            self._emit("engine.left", level="warning", error=exc, **_facts(exc))
+            self._record.emit("engine.left", level="warning", error=exc, **facts_of(exc))
         self.tell(event.Stopped())
 
     async def _rest(self) -> None:
@@ -189,7 +177,7 @@ class Keeper:
         try:
             await see_cleared(self.status, self.spec.kill_timeout)
         except CodedError as exc:  # the place stays: what is left may still use what it stands for
-            self._emit("engine.left", level="error", error=exc, **_facts(exc))
+            self._record.emit("engine.left", level="error", error=exc, **facts_of(exc))
         else:
             self._place.release()
 
@@ -206,7 +194,7 @@ class Keeper:
     # -- one life ----------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        self._began = time.monotonic()
+        self._record.began = time.monotonic()
         try:
             await self._have_actor()
         except CodedError as exc:
@@ -231,7 +219,7 @@ class Keeper:
             late = f"{key}, stage actor: not scheduled"
             status = await call(first, spec.start_timeout, "ENGINE.START_TIMEOUT", late)
             self._answered = True
-            self._adopt(status)
+            self._record.adopt(status)
 
     async def _until_ready(self) -> None:
         spec = self.spec
@@ -243,7 +231,7 @@ class Keeper:
         except CodedError as exc:
             self.tell(event.StartFailed(exc))
             return
-        self._adopt(status, code="", detail="")
+        self._record.adopt(status, code="", detail="")
         self.tell(event.Proven())
 
     async def _follow(self) -> None:
@@ -281,16 +269,16 @@ class Keeper:
                 continue
             seen = sight.number
             if sight.status.state in ("starting", "canary"):
-                self._adopt(sight.status)
+                self._record.adopt(sight.status)
             if sight.status.state == "canary":
                 self.tell(event.Proving())
             if sight.status.held != self.status.held and sight.status.state == "ready":
-                self._publish(held=sight.status.held)
+                self._record.publish(held=sight.status.held)
             if sight.failed != failed:
                 failed = sight.failed
                 self.tell(event.Checked(failed, sight.error))
             if sight.exit is not None:
-                self._exit = sight.exit
+                self._record.exit = sight.exit
                 self.tell(event.Lost(_ended(sight.exit)))
                 return
 
@@ -300,9 +288,9 @@ class Keeper:
             ref = self._supervisor().drained.remote(timeout)
             empty = await call(ref, timeout + _MARGIN, "ENGINE.SUPERVISOR_LOST", "no answer to drained")
         except CodedError as exc:
-            self._emit("engine.drained", level="warning", error=exc)
+            self._record.emit("engine.drained", level="warning", error=exc)
         else:
-            self._emit("engine.drained", empty=empty)
+            self._record.emit("engine.drained", empty=empty)
         self.tell(event.Drained())
 
     async def _rested(self, seconds: float) -> None:
@@ -344,9 +332,9 @@ class Keeper:
         failed, if so. ``term_timeout`` is seconds, the spec's when None."""
         error = None
         over = self.life.state == "dead" and not self.life.wanted
-        self.life, _ = step(self.life, event.Close(), time.monotonic(), self._policy)
+        self._record.life, _ = step(self.life, event.Close(), time.monotonic(), self._policy)
         if not over:
-            self._publish(state="stopping")
+            self._record.publish(state="stopping")
         try:
             await self._publication.hide(self.status.url)
             await self._end_tasks()
@@ -358,92 +346,12 @@ class Keeper:
             await self._release()
         finally:
             self._kill_actor()
-            self._publish(state="dead")
+            self._record.publish(state="dead")
         if error is not None:
-            self._emit("engine.stopped", level="error", error=error, **_facts(error))
+            self._record.emit("engine.stopped", level="error", error=error, **facts_of(error))
         elif not over:
-            self._emit("engine.stopped")
+            self._record.emit("engine.stopped")
         return error
-
-    # -- what is said about it ---------------------------------------------------------------------
-
-    def _say(self, before: Life, happened: Event) -> None:
-        """The change as a status and as a line of the log."""
-        life = self.life
-        if life is before:
-            return
-        if life.verdict is not None and before.verdict is None:
-            error = life.verdict
-            self._publish(code=str(error.code), detail=error.detail)
-            self._emit("engine.given_up", level="error", error=error, **_facts(error))
-        elif life.state == before.state:
-            return
-        elif life.state == "starting":
-            self._exit = None  # of this life; the status keeps the last one's until this one ends
-            self._publish(
-                stage="actor", pid=0, create_time=0.0, url="", weight_version=None, held="",
-                restarts=life.starts - 1,
-            )  # fmt: skip
-            self._emit("engine.starting")
-        elif life.state == "ready" and before.state == "suspect":
-            self._publish(code="", detail="")
-            self._emit("engine.trusted")
-        elif life.state == "ready":
-            self._publish(stage="routable")
-            self._ready()
-        elif life.state == "suspect" and isinstance(happened, event.Checked) and happened.error is not None:
-            error = happened.error
-            self._publish(code=str(error.code), detail=error.detail)
-            self._emit("engine.suspect", level="warning", error=error, **_facts(error))
-        elif life.state == "quarantined" and life.cause is not None:
-            error = life.cause
-            self._publish(code=str(error.code), detail=error.detail)
-            self._emit("engine.quarantined", level="warning", error=error, **_facts(error))
-        elif life.state == "stopping" and isinstance(happened, _ENDS) and life.cause is not None:
-            error = life.cause
-            if before.ready_at is not None:
-                self._down = (str(error.code), time.time(), time.monotonic())
-            self._publish(code=str(error.code), detail=error.detail, exit=self._exit)
-            self._emit("engine.died", level="error", error=error, pid=self.status.pid, **_facts(error))
-        elif life.state == "dead" and life.wanted:
-            self._publish()
-            self._emit("engine.restarting", code=self.status.code, pause=life.rest)
-        elif life.state == "draining":
-            self._publish()
-            self._emit("engine.draining", again=life.wanted)
-        else:
-            self._publish()
-            if life.state == "dead":
-                self._emit("engine.stopped")
-
-    def _ready(self) -> None:
-        ready = time.monotonic()
-        self._emit("engine.ready", seconds=ready - self._began, url=self.status.url, pid=self.status.pid)
-        down, self._down = self._down, None
-        if down is not None:
-            code, detected_at, since = down
-            self._recovered(
-                Recovery(key=self.status.key, code=code, detected_at=detected_at, seconds=ready - since)
-            )
-
-    def _adopt(self, seen: EngineStatus, **facts: Any) -> None:
-        """Take over what the supervisor knows better."""
-        known = (
-            *("pid", "create_time", "url", "stage", "weight_version"),
-            *("node", "node_id", "supervisor_pid", "supervisor_create_time"),
-        )
-        self._publish(**{name: getattr(seen, name) for name in known}, **facts)
-
-    def _publish(self, **facts: Any) -> None:
-        state = facts.pop("state", self.life.state)
-        now = self.status.since if state == self.status.state else time.time()
-        status = msgspec.structs.replace(self.status, state=state, since=now, **facts)
-        if status != self.status:
-            self.status = status
-            self._changed(status)
-
-    def _emit(self, name: str, **facts: Any) -> None:
-        self._events.emit(name, key=self.status.key, attempt=self.life.starts, **facts)
 
     # -- small things ------------------------------------------------------------------------------
 
@@ -477,7 +385,3 @@ def _ended(report: ExitReport) -> CodedError:
     facts = {"status": report.status, "signal": report.signal, "last_lines": report.last_lines[-20:]}
     text = report.how + (f"; last line: {report.last_lines[-1]:.300}" if report.last_lines else "")
     return CodedError("ENGINE.EXITED", text, facts)
-
-
-def _facts(error: CodedError) -> dict[str, Any]:
-    return {name: error.data[name] for name in _REPORTED if name in error.data}

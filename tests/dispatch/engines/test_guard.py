@@ -132,11 +132,11 @@ def test_descendants_of_an_owner_and_guard_killed_at_once(
 
 def test_directories_without_anybody(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    left, locked = tmp_path / "failsoft-engine-a", tmp_path / "failsoft-engine-b"
+    left, locked = tmp_path / ("failsoft-engine-" + "a" * 16), tmp_path / ("failsoft-engine-" + "b" * 16)
     left.mkdir()
     lock = private.make(str(locked))  # as of a guard that this pid namespace does not show
-    (tmp_path / "failsoft-engine-c").symlink_to("/etc")
-    (tmp_path / "failsoft-engine-d").touch()
+    (tmp_path / ("failsoft-engine-" + "c" * 16)).symlink_to("/etc")
+    (tmp_path / ("failsoft-engine-" + "d" * 16)).touch()
     (tmp_path / "other").mkdir()
     assert orphans(folder).directories == (str(left),)
     asyncio.run(end_orphans(5, folder))
@@ -150,8 +150,10 @@ def test_what_cannot_be_removed_is_what_is_left(tmp_path: Path, monkeypatch: pyt
         raise OSError(16, "busy", path)
 
     monkeypatch.setattr(private, "remove", refuse)
-    (tmp_path / "failsoft-engine-a").mkdir()
-    assert asyncio.run(end_orphans(0.05, str(tmp_path))).directories == (str(tmp_path / "failsoft-engine-a"),)
+    (tmp_path / ("failsoft-engine-" + "a" * 16)).mkdir()
+    assert asyncio.run(end_orphans(0.05, str(tmp_path))).directories == (
+        str(tmp_path / ("failsoft-engine-" + "a" * 16)),
+    )
 
 
 def test_a_note_that_the_engine_has_spoilt(tmp_path: Path) -> None:

@@ -30,5 +30,9 @@ def test_nothing_hangs_on_an_actor_killed_a_moment_ago(witness: Witness) -> None
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout.splitlines()[-1])
     assert (seen["driver_loop"], seen["actor_loop"]) == ("uvloop", "uvloop")
-    assert seen["calls"] == {"ActorDiedError": 9 * 6}
+    calls = seen["calls"]
+    # One that reaches its actor before `ray.kill` does is answered.
+    assert calls.keys() <= {"ActorDiedError", "answered"}
+    assert sum(calls.values()) == 9 * 6
+    assert calls["ActorDiedError"] >= 9 * 3, "those that were under way"
     assert seen["pool"] == {"failed": [], "succeeded": 96, "balanced": True}
