@@ -77,7 +77,7 @@ async def test_killed(ray_local: None, tag: Tag, events: EventFile, victim: str)
         else:
             ray.kill(fleet._keepers[0]._actor)
         await until(lambda: seen, 5)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
         assert seen[0].state == "stopping"
         assert fleet.routable() == [other]
         await until(lambda: hit.pid not in tag.alive(), 5, "the guard ends the engine")

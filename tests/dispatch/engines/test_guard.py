@@ -57,7 +57,7 @@ def test_owner_killed(tag: Tag) -> None:
         process.kill()
         process.wait()
         until_sync(lambda: not tag.alive(), 5)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
         until_sync(lambda: not psutil.pid_exists(guard_pid) or is_zombie(guard_pid), 5, "the guard ends too")
 
 

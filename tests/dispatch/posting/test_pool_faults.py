@@ -320,7 +320,7 @@ def test_the_gcs_stops_and_is_started_anew_under_load(witness: Witness, tmp_path
     assert told["recreated"] == 2
     assert told["states"] == ["serving", "serving"]
     for gap in ("stopped_gap_s", "dead_gap_s", "back_gap_s"):
-        assert told[gap] < 0.25, gap
+        assert told[gap] < 1, gap
 
 
 def test_the_own_raylet_is_killed(witness: Witness) -> None:

@@ -83,7 +83,7 @@ async def test_on_another_node_our_own_kill_takes_its_time(
 ) -> None:
     """Ray says at once that the actor is dead; its process, if it was stopped, still has its connections open
     for the 5 s after which its raylet sends SIGKILL."""
-    monkeypatch.setattr("dispatch.posting.posters.lane.RAYLET_KILLS", 0.5)
+    monkeypatch.setattr("dispatch.posting.posters.lane.RAYLET_KILLS", 3.0)
     lane = PosterLane("poster/0.1", lambda _: None, lambda _: None, Health(), Session())
 
     async def dead() -> None:
@@ -96,4 +96,4 @@ async def test_on_another_node_our_own_kill_takes_its_time(
     began = loop.time()
     assert await lane.retire(CodedError("ACTOR.WEDGED", "silent"))
     took = loop.time() - began
-    assert took < 0.5 if died == "by itself" else took >= 0.5
+    assert took < 3 if died == "by itself" else took >= 3

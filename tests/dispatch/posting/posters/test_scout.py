@@ -233,8 +233,8 @@ def stopped() -> dict[str, Any]:
 def test_while_the_gcs_is_stopped_nothing_is_known_and_nothing_waits(stopped: dict[str, Any]) -> None:
     assert len(stopped["looks"]) >= 3
     assert {str(nodes) for nodes, _ in stopped["looks"]} == {"None"}
-    assert max(seconds for _, seconds in stopped["looks"]) < 1.3
-    assert stopped["gap_s"] < 0.1
+    assert max(seconds for _, seconds in stopped["looks"]) < 3
+    assert stopped["gap_s"] < 1, "a look that waits for the GCS waits for all of its standstill"
 
 
 def test_while_the_gcs_is_stopped_actors_answer_and_new_ones_wait(stopped: dict[str, Any]) -> None:
@@ -262,7 +262,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_while_the_gcs_is_dead_nothing_is_known_and_nothing_waits(restarted: dict[str, Any]) -> None:
     assert restarted["while_down"] == [None, None, None]
     assert restarted["echo"] == "still there"
-    assert restarted["gap_s"] < 0.1
+    assert restarted["gap_s"] < 1
 
 
 def test_a_restarted_gcs_changes_nothing(restarted: dict[str, Any]) -> None:
