@@ -19,11 +19,12 @@ from typing import Any, Final
 import msgspec
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dispatch.processes import CONFIRM, POLITE, see_gone
 from dispatch.roles.policy import Role, options_for
 from dispatch.roles.rank import RankInfo, Rendezvous, rank_class
+from dispatch.tasks import on_node
 from faults import classify
 from protocol import CodedError
 
@@ -268,7 +269,9 @@ class Epoch:
                 if ref is not None:
                     _cancel(ref)
                 raise
-            except Exception as exc:
+            except (
+                Exception
+            ) as exc:  # of any kind: a rank raises what it likes, and it is raised again by name
                 error = _named(exc)
                 if error.code not in _AWAY or not again:
                     lost = isinstance(exc, RayActorError) and not isinstance(exc, RayTaskError)
@@ -369,12 +372,8 @@ async def _is_dead(actor: Any, timeout: float) -> bool:
 async def _is_gone_there(info: RankInfo) -> bool:
     """`see_gone`, on the rank's own node: Ray calls an actor dead that it has told to end, and one that is
     stopped does not."""
-    where = NodeAffinitySchedulingStrategy(info.node, soft=False)
-    remote: Any = ray.remote
-    look = remote(num_cpus=0, max_retries=0, scheduling_strategy=where)(_see_gone)
     try:
-        async with asyncio.timeout(POLITE + 2 * CONFIRM):
-            return bool(await look.remote(info.pid, info.create_time))
+        return bool(await on_node(info.node, POLITE + 2 * CONFIRM, _see_gone, info.pid, info.create_time))
     except TimeoutError:
         return False
     except RayError as exc:

@@ -8,7 +8,6 @@ the job: it goes when the driver does.
 from __future__ import annotations
 
 import asyncio
-import functools
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from dispatch.engines.keeping.calls import call
+from dispatch.tasks import task_of
 from protocol import CodedError
 
 ASK: Final = 15.0
@@ -50,7 +50,7 @@ class Placement:
             self.group = None
         if self.group is None:
             self._name = f"{self._prefix}.{secrets.token_hex(4)}"  # Ray takes a name once
-            self._making = _task(_make).remote(self._name, self._bundles, self._strategy)
+            self._making = task_of(_make).remote(self._name, self._bundles, self._strategy)
             self.group = await call(
                 self._making, min(ASK, timeout), "TIMEOUT.DEADLINE", f"{self._name}: not made"
             )
@@ -79,7 +79,7 @@ class Placement:
         state, scheduling = await self._ask(_state)
         wanted = ", ".join(_words(bundle) for bundle in self._bundles)
         total, free = await call(
-            _task(_resources).remote(), ASK, "TIMEOUT.DEADLINE", "the cluster's resources are not known"
+            task_of(_resources).remote(), ASK, "TIMEOUT.DEADLINE", "the cluster's resources are not known"
         )
         facts = {"bundles": self._bundles, "total": total, "free": free, "state": state}
         return CodedError(
@@ -92,7 +92,7 @@ class Placement:
     async def _ask(self, question: Callable[[str], tuple[str, str]]) -> tuple[str, str]:
         late = f"placement group {self._name}: no answer from the GCS"
         found: tuple[str, str] = await call(
-            _task(question).remote(self._name), REMOVE + ASK, "TIMEOUT.DEADLINE", late
+            task_of(question).remote(self._name), REMOVE + ASK, "TIMEOUT.DEADLINE", late
         )
         return found
 
@@ -102,12 +102,6 @@ async def _settled(ref: Any) -> None:
         await ref
     except RayError:
         return  # it was not made: nothing to remove
-
-
-@functools.cache
-def _task(function: Callable[..., Any]) -> Any:
-    # Cached: the first task of a function exports it through the GCS.
-    return ray.remote(num_cpus=0, max_retries=0)(function)
 
 
 def _make(name: str, bundles: list[dict[str, float]], strategy: str) -> Any:

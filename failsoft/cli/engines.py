@@ -22,11 +22,17 @@ from protocol import CodedError
 
 if TYPE_CHECKING:
     from failsoft.serving.asking import Asking
+    from failsoft.serving.control import FleetStatus
+    from failsoft.serving.view import Watching
 
 app = typer.Typer(help="Run a file's engines as a service, and ask it.", no_args_is_help=True)
 
 Which = Annotated[
     str | None, typer.Argument(help="The fleet's name or its file; default: the one that runs.")
+]
+Key = Annotated[str, typer.Argument(help="The engine's key or name, as `status` tells them.")]
+Fleet = Annotated[
+    str | None, typer.Option("--fleet", help="The fleet's name or its file; default: the one that runs.")
 ]
 NOBODY = 3
 
@@ -82,50 +88,28 @@ def status(
 
 @app.command()
 def drain(
-    key: Annotated[str, typer.Argument(help="The engine's key or name, as `status` tells them.")],
-    fleet: Annotated[
-        str | None, typer.Option("--fleet", help="The fleet's name or its file; default: the one that runs.")
-    ] = None,
+    key: Key,
+    fleet: Fleet = None,
     timeout: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to wait until it is down; default: its deadlines added up."),
     ] = None,
 ) -> None:
     """Take one engine out of the routing, let it finish what it has, and stop it for good."""
-
-    async def order(asking: Asking) -> int:
-        from failsoft.serving.view import Watching, show
-
-        with Watching(_console()) as watch:
-            left = await asking.drain(key, timeout, watch)
-        show(_console(), left)
-        return 0
-
-    _ask("drain", fleet, order)
+    _order("drain", fleet, lambda asking, watch: asking.drain(key, timeout, watch))
 
 
 @app.command()
 def restart(
-    key: Annotated[str, typer.Argument(help="The engine's key or name, as `status` tells them.")],
-    fleet: Annotated[
-        str | None, typer.Option("--fleet", help="The fleet's name or its file; default: the one that runs.")
-    ] = None,
+    key: Key,
+    fleet: Fleet = None,
     timeout: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to wait until it is ready; default: its deadlines added up."),
     ] = None,
 ) -> None:
     """Give one engine a new life, once it has finished what it has; also one that was drained or given up."""
-
-    async def order(asking: Asking) -> int:
-        from failsoft.serving.view import Watching, show
-
-        with Watching(_console()) as watch:
-            left = await asking.restart(key, timeout, watch)
-        show(_console(), left)
-        return 0
-
-    _ask("restart", fleet, order)
+    _order("restart", fleet, lambda asking, watch: asking.restart(key, timeout, watch))
 
 
 @app.command()
@@ -149,6 +133,22 @@ def down(
         return 1 if left.failures else 0
 
     _ask("down", which, order)
+
+
+def _order(
+    command: str, which: str | None, give: Callable[[Asking, Watching], Awaitable[FleetStatus]]
+) -> None:
+    """Give an order for one engine, show what goes on meanwhile, and how the fleet stands then."""
+
+    async def order(asking: Asking) -> int:
+        from failsoft.serving.view import Watching, show
+
+        with Watching(_console()) as watch:
+            left = await give(asking, watch)
+        show(_console(), left)
+        return 0
+
+    _ask(command, which, order)
 
 
 def _ask(command: str, which: str | None, ask: Callable[[Asking], Awaitable[int]]) -> None:

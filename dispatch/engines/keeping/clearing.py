@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dispatch.engines.spec import EngineStatus
 from dispatch.processes import is_alive, same_process, see_gone, until
+from dispatch.tasks import on_node
 from protocol import CodedError
 from protocol.errors import here
 
@@ -60,23 +59,12 @@ async def _end(pids: list[tuple[int, float]], timeout: float) -> list[int]:
 
 
 async def _end_there(node_id: str, pids: list[tuple[int, float]], timeout: float) -> list[int]:
-    affinity = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    ref = _task().options(scheduling_strategy=affinity).remote(pids, timeout)
     try:
-        async with asyncio.timeout(_TASK + 2 * timeout):
-            return list(await ref)
+        return list(await on_node(node_id, _TASK + 2 * timeout, _end_blocking, pids, timeout))
     except RayError:
         return []  # the node is gone, or its raylet, which takes its workers with it
     except TimeoutError:
-        ray.cancel(ref)
         return [pid for pid, _ in pids if pid]
-
-
-@cache
-def _task() -> Any:
-    # Once: Ray exports each function anew, which blocks its caller for as long as the GCS is away.
-    remote: Any = ray.remote
-    return remote(num_cpus=0, max_retries=0)(_end_blocking)
 
 
 def _end_blocking(pids: list[tuple[int, float]], timeout: float) -> list[int]:

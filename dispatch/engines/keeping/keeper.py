@@ -341,7 +341,6 @@ class Keeper:
             await self._clear(term_timeout)
         except CodedError as exc:
             error = exc
-            self._kill_actor()
         else:
             await self._release()
         finally:
