@@ -125,6 +125,12 @@ class Post:
         return self._attempts
 
     async def run(self, max_attempts: int) -> Reply:
+        reply = await self._tried(max_attempts)
+        if self._strikes is not None:
+            self._strikes.came_through()
+        return reply
+
+    async def _tried(self, max_attempts: int) -> Reply:
         self._shared.budget.deposit()
         try:
             return await self._attempt(1)  # most need no more than this, and no machinery for it

@@ -8,7 +8,8 @@ was there at a second one too is tried alone, with no other suspect of either ki
 while it is tried alone has hardly another cause, and ends it as REQUEST.POISON.
 
 Where things die anyway, being there proves nothing: deaths of late at which a request was not there count
-for it. A poison is there at all of them; a bystander on a cluster that loses a poster a second is not.
+for it, once all who were there have come through and so are cleared. A bystander on a cluster that loses a
+poster a second has many of those. Copies of one poison that end an engine each do not speak for one another.
 """
 
 from __future__ import annotations
@@ -68,6 +69,16 @@ class Turns:
             yield
 
 
+class Death:
+    """One death. ``suspects``: how many were there that have not come through since."""
+
+    __slots__ = ("suspects", "when")
+
+    def __init__(self, when: float) -> None:
+        self.when = when
+        self.suspects = 0
+
+
 class Deaths:
     """The deaths of late, of engines and of posters; one for the whole pool. ``now`` is its clock
     (seconds), ``turns`` whose turn it is among the suspects."""
@@ -75,51 +86,57 @@ class Deaths:
     def __init__(self, now: Callable[[], float]) -> None:
         self.turns = Turns()
         self._now = now
-        self._numbers = 0
-        self._late: deque[tuple[float, int]] = deque(maxlen=KEEP)
-        self._last: dict[str, tuple[float, int]] = {}
+        self._late: deque[Death] = deque(maxlen=KEEP)
+        self._last: dict[str, Death] = {}
 
-    def note(self, what: str) -> int:
-        """``what`` died. The death's number, the same for all who tell of it."""
+    def note(self, what: str) -> Death:
+        """``what`` died; the same death for all who tell of it."""
         now = self._now()
         known = self._last.get(what)
-        if known is not None and now - known[0] <= SAME:
-            return known[1]
-        self._numbers += 1
+        if known is not None and now - known.when <= SAME:
+            return known
         if len(self._last) >= KEEP:
-            self._last = {one: seen for one, seen in self._last.items() if now - seen[0] <= SAME}
-        self._last[what] = now, self._numbers
-        self._late.append((now, self._numbers))
-        return self._numbers
+            self._last = {one: death for one, death in self._last.items() if now - death.when <= SAME}
+        death = self._last[what] = Death(now)
+        self._late.append(death)
+        return death
 
-    def others(self, attended: set[int]) -> int:
-        """How many deaths of late there were besides those in ``attended``."""
+    def unexplained(self, attended: set[Death]) -> int:
+        """How many deaths of late, besides ``attended``, were nobody's doing: all who were there have come
+        through since."""
         since = self._now() - WINDOW
-        while self._late and self._late[0][0] < since:
+        while self._late and self._late[0].when < since:
             self._late.popleft()
-        return sum(1 for _, number in self._late if number not in attended)
+        return sum(1 for death in self._late if not death.suspects and death not in attended)
 
 
 class Strikes:
     """The deaths that one request was there at. Its POST makes one when it sees the first of them, and
     keeps it: not by id, which two POSTs may share. ``most`` deaths that nothing else explains end it."""
 
-    __slots__ = ("_attended", "_deaths", "_most", "_register", "weight")
+    __slots__ = ("_attended", "_deaths", "_most", "_register")
 
     def __init__(self, register: Deaths, most: int = 3) -> None:
-        self.weight = 0
-        """How many of its deaths nothing else explains."""
         self._register = register
         self._most = most
-        self._attended: set[int] = set()
+        self._attended: set[Death] = set()
         self._deaths: list[tuple[str, str]] = []
+
+    @property
+    def weight(self) -> int:
+        """How many of its deaths nothing else explains."""
+        if not self._deaths:
+            return 0
+        return max(len(self._deaths) - self._register.unexplained(self._attended), 0)
 
     def died(self, what: str, code: Code | str) -> CodedError | None:
         """``what`` (an engine, a poster) died with the request in flight, seen as ``code``. The error to
         end the request with, None while it may be tried again."""
-        self._attended.add(self._register.note(what))
+        death = self._register.note(what)
+        if death not in self._attended:
+            self._attended.add(death)
+            death.suspects += 1
         self._deaths.append((what, str(code)))
-        self.weight = max(len(self._deaths) - self._register.others(self._attended), 0)
         if self.weight < self._most:
             return None
         named = [what for what, _ in self._deaths]
@@ -129,10 +146,18 @@ class Strikes:
             {"deaths": named, "codes": [code for _, code in self._deaths]},
         )
 
+    def came_through(self) -> None:
+        """The request was answered: none of the deaths was its doing."""
+        for death in self._attended:
+            death.suspects -= 1
+        self._attended.clear()
+        self._deaths.clear()
+
     def turn(self) -> AbstractAsyncContextManager[None]:
         """Around each attempt, and around the wait for its place, so that whoever waits here occupies none.
         Without a death it passes at once; with one or more, when no suspect is being tried alone; when only
         one more death is left, alone. A suspect's own attempt must not be what another one dies of."""
-        if self.weight >= self._most - 1:
+        weight = self.weight
+        if weight >= self._most - 1:
             return self._register.turns.alone()
-        return self._register.turns.together() if self.weight else _OPEN
+        return self._register.turns.together() if weight else _OPEN

@@ -13,14 +13,7 @@ from tests.dispatch.posting.load.virtual import Clock, run, settle
 def struck(deaths: Deaths, times: int = 2) -> Strikes:
     strikes = Strikes(deaths)
     for number in range(times):
-        assert strikes.died(f"poster/{number}", "ACTOR.DIED") is None
-    return strikes
-
-
-def suspect(deaths: Deaths, weight: int) -> Strikes:
-    """One with so many deaths that nothing else explains, whatever the others of the test were there at."""
-    strikes = Strikes(deaths)
-    strikes.weight = weight
+        assert strikes.died(f"poster/{id(strikes)}.{number}", "ACTOR.DIED") is None
     return strikes
 
 
@@ -30,7 +23,9 @@ def register() -> tuple[Deaths, Clock]:
 
 
 def test_the_third_death_is_the_end_and_tells_of_all() -> None:
-    strikes = struck(register()[0])
+    strikes = Strikes(register()[0])
+    assert strikes.died("poster/0", "ACTOR.DIED") is None
+    assert strikes.died("poster/1", "ACTOR.DIED") is None
     error = strikes.died("engine/7", "ENGINE.EXITED")
     assert isinstance(error, CodedError)
     assert error.code == "REQUEST.POISON"
@@ -63,6 +58,38 @@ def test_deaths_at_which_it_was_not_there_count_for_it() -> None:
     assert bystander.died("poster/0.7", "ACTOR.DIED") is not None
 
 
+def test_two_poisons_do_not_speak_for_each_other() -> None:
+    """Copies of one prompt go to different engines and end both. Each was absent from the other's deaths;
+    that is no sign of engines that die anyway, as long as the other has not come through."""
+    deaths, clock = register()
+    copies = [Strikes(deaths) for _ in range(8)]
+    ended = []
+    for turn in range(3):
+        for number, copy in enumerate(copies):
+            clock.now += SAME + 0.1
+            error = copy.died(f"http://engine:{80 + number}", "TRANSPORT.DISCONNECTED")
+            assert copy.weight == turn + 1
+            ended.append(error)
+    assert [error is not None for error in ended] == [False] * 16 + [True] * 8
+
+
+def test_deaths_count_for_it_once_all_who_were_there_came_through() -> None:
+    deaths, clock = register()
+    others = [Strikes(deaths) for _ in range(2)]
+    for other in others:
+        other.died("poster/1.1", "ACTOR.DIED")
+    clock.now += SAME + 1
+    one = Strikes(deaths)
+    one.died("poster/2.1", "ACTOR.DIED")
+    assert one.weight == 1
+    others[0].came_through()
+    others[0].came_through()
+    assert one.weight == 1, "one of the two has not come through yet"
+    others[1].came_through()
+    assert one.weight == 0
+    assert [other.weight for other in others] == [0, 0], "whoever came through begins anew"
+
+
 def test_all_who_were_there_tell_of_one_death() -> None:
     deaths, clock = register()
     everybody = [Strikes(deaths) for _ in range(50)]
@@ -83,7 +110,7 @@ def test_a_register_of_many_deaths_stays_small() -> None:
         clock.now += SAME + 0.1
         deaths.note(f"poster/{number}")
     assert len(deaths._last) <= KEEP
-    assert deaths.others(set()) <= WINDOW / SAME
+    assert deaths.unexplained(set()) <= WINDOW / SAME
 
 
 def test_who_waits_for_whom() -> None:
@@ -95,7 +122,7 @@ def test_who_waits_for_whom() -> None:
         inside: list[str] = []
 
         async def one(name: str, times: int, leave: asyncio.Event) -> None:
-            async with suspect(deaths, times).turn():
+            async with struck(deaths, times).turn():
                 inside.append(name)
                 await leave.wait()
                 inside.remove(name)
@@ -140,7 +167,7 @@ def test_one_suspect_at_a_time_in_order_whoever_is_cancelled() -> None:
 
         async def one(number: int) -> None:
             alone = number % 3 != 0
-            async with suspect(deaths, 2 if alone else 1).turn():
+            async with struck(deaths, 2 if alone else 1).turn():
                 inside.append(number)
                 order.append(number)
                 assert len(inside) == 1 or not any(one % 3 for one in inside)
