@@ -19,10 +19,10 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from dispatch.engines.child import leftovers, private
-from dispatch.engines.child.gpu import Device, Look
-from dispatch.engines.child.leftovers import Orphan, Orphans
 from dispatch.engines.config import parse_engines
+from dispatch.engines.traces import leftovers, private
+from dispatch.engines.traces.gpu import Device, Look
+from dispatch.engines.traces.leftovers import Orphan, Orphans
 from failsoft.cli import app
 from failsoft.doctor import checks
 from failsoft.doctor.checks import gpus, limits, orphans, ports, space, versions

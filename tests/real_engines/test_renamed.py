@@ -6,8 +6,8 @@ import sys
 
 import psutil
 
-from dispatch.engines.child import leftovers
 from dispatch.engines.child.process import EngineProcess
+from dispatch.engines.traces import leftovers
 from tests.dispatch.engines.processes import Tag
 from tests.real_engines.places import with_servers
 from tests.support.wait import until

@@ -46,9 +46,9 @@ import time
 from collections.abc import Callable
 
 if __package__:
-    from dispatch.engines.child import private, shm
-else:  # as a script, without a path to anything of ours: the two files beside this one
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from dispatch.engines.traces import private, shm
+else:  # as a script, without a path to anything of ours: two files of the room beside this one
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "traces"))
     private, shm = __import__("private"), __import__("shm")
 
 PR_SET_PDEATHSIG = 1

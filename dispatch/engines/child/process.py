@@ -21,12 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from dispatch.engines.child import evidence, gpu, private
-from dispatch.engines.child.leftovers import MARKER, sweep, unix_time
+from dispatch.engines.child import evidence
 from dispatch.engines.child.output import Output
 from dispatch.engines.child.ports import Reserved
-from dispatch.engines.child.traces import Traces
 from dispatch.engines.spec import LOG_BYTES, LOG_FILES, ExitReport, StopReport
+from dispatch.engines.traces import gpu, private
+from dispatch.engines.traces.leftovers import MARKER, sweep, unix_time
+from dispatch.engines.traces.owned import Traces
 from dispatch.processes import is_alive
 from protocol import CodedError
 from protocol.carriers import error_file

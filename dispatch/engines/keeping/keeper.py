@@ -15,7 +15,6 @@ from typing import Any, Final
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
-from dispatch.engines.child.traces import CLEAR_UP
 from dispatch.engines.keeping import lifecycle as event
 from dispatch.engines.keeping.calls import call, named
 from dispatch.engines.keeping.clearing import see_cleared
@@ -25,6 +24,7 @@ from dispatch.engines.keeping.publication import Publication
 from dispatch.engines.keeping.record import Record, Recovery, facts_of
 from dispatch.engines.keeping.supervisor import CONTROL, Sight, as_actor
 from dispatch.engines.spec import EngineSpec, EngineStatus, ExitReport
+from dispatch.engines.traces.owned import CLEAR_UP
 from protocol import CodedError, Events
 
 _MARGIN: Final = 5.0

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import psutil
 
-from dispatch.engines.child import leftovers, ports
+from dispatch.engines.child import ports
 from dispatch.engines.child.process import EngineProcess
 from dispatch.engines.health import probe
 from dispatch.engines.health.checks import Checks
 from dispatch.engines.spec import EngineSpec, EngineStatus, ExitReport, State, StopReport
+from dispatch.engines.traces import leftovers
 from dispatch.roles.policy import Role, options_for
 from protocol import CodedError, coded
 from protocol.errors import here

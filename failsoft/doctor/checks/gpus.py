@@ -1,6 +1,6 @@
 """GPU memory that nobody owns: a process is gone, and its driver still holds what it had.
 
-NVML says how much of a device is used and by which compute processes (`dispatch.engines.child.gpu`). In a
+NVML says how much of a device is used and by which compute processes (`dispatch.engines.traces.gpu`). In a
 container it tells of those outside with pids that mean nothing here; so where it lists somebody, nothing
 more is said than that nobody of that pid is to be seen from here.
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 import psutil
 
-from dispatch.engines.child.gpu import Device, Gpus, Nvml
+from dispatch.engines.traces.gpu import Device, Gpus, Nvml
 from failsoft.doctor.finding import Examined, Finding
 
 NAME: Final = "gpus"

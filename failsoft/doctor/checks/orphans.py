@@ -15,8 +15,8 @@ from typing import Final
 
 import psutil
 
-from dispatch.engines.child import leftovers, private
-from dispatch.engines.child.leftovers import Orphan, Orphans
+from dispatch.engines.traces import leftovers, private
+from dispatch.engines.traces.leftovers import Orphan, Orphans
 from dispatch.processes import is_alive, same_process
 from failsoft.doctor.finding import Examined, Finding
 

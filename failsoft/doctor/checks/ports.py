@@ -8,8 +8,8 @@ from typing import Final
 
 import psutil
 
-from dispatch.engines.child import leftovers
 from dispatch.engines.spec import EngineSpec
+from dispatch.engines.traces import leftovers
 from failsoft.doctor.finding import Examined, Finding, Severity
 
 NAME: Final = "ports"

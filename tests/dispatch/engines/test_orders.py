@@ -14,9 +14,9 @@ from ray.util import placement_group_table
 
 from dispatch.engines import EngineSpec, embedded_spec
 from protocol import CodedError
+from tests.dispatch.engines.keeping.test_publication import Recorder
 from tests.dispatch.engines.processes import Tag, spec_of
 from tests.dispatch.engines.test_fleet import fleet_of, names
-from tests.dispatch.engines.test_publication import Recorder
 from tests.support.events import EventFile
 from tests.support.wait import until
 

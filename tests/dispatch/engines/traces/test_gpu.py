@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from dispatch.engines.child import gpu, traces
-from dispatch.engines.child.gpu import MARGIN, Check, Device, Look, Nvml
 from dispatch.engines.child.process import EngineProcess
+from dispatch.engines.traces import gpu, owned
+from dispatch.engines.traces.gpu import MARGIN, Check, Device, Look, Nvml
 from protocol import CodedError
 from tests.dispatch.engines.processes import SLEEP, Tag
 
@@ -255,7 +255,7 @@ async def test_a_library_that_fails_in_its_own_way() -> None:
 
 
 async def test_a_stop_has_the_stage(tag: Tag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "GPU_TIMEOUT", 0.3)
+    monkeypatch.setattr(owned, "GPU_TIMEOUT", 0.3)
     nvml = FakeNvml(GPU_a=(0, {}))
     engine = await EngineProcess.spawn(SLEEP, env=tag.env, gpus=Nvml("0", nvml))
     report = await engine.stop()

@@ -20,9 +20,9 @@ from typing import Any, Final
 import msgspec
 import psutil
 
-from dispatch.engines.child import gpu, private, shm
-from dispatch.engines.child.aside import in_thread
-from dispatch.engines.child.leftovers import unix_time
+from dispatch.engines.traces import gpu, private, shm
+from dispatch.engines.traces.aside import in_thread
+from dispatch.engines.traces.leftovers import unix_time
 from protocol import CodedError
 from protocol.carriers import error_file
 from protocol.carriers.child import ERROR_FILE

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import psutil
 
-from dispatch.engines.child.aside import in_thread
+from dispatch.engines.traces.aside import in_thread
 from protocol import CodedError
 
 LOOK_TIMEOUT: Final = 5.0

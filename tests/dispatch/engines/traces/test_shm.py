@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch.engines.child import shm
+from dispatch.engines.traces import shm
 
 ME = os.getpid()
 

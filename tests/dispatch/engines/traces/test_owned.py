@@ -17,9 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dispatch.engines.child import guard, private, process, shm, traces
+from dispatch.engines.child import guard, process
 from dispatch.engines.child.ports import Reserved
 from dispatch.engines.child.process import EngineProcess
+from dispatch.engines.traces import owned, private, shm
 from protocol import CodedError
 from tests.dispatch.engines.processes import SEGMENT, SLEEP, TREE, Tag
 from tests.support.wait import until
@@ -328,7 +329,7 @@ async def test_reserved_ports_are_the_guards_until_it_ends(tag: Tag) -> None:
 
 
 async def test_somebody_listens_on_its_port(tag: Tag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "PORTS_TIMEOUT", 2.0)
+    monkeypatch.setattr(owned, "PORTS_TIMEOUT", 2.0)
     listen = (
         "import socket, time; s = socket.create_server(('127.0.0.1', 0)); "
         "print(s.getsockname()[1], flush=True); time.sleep(1000)"
@@ -382,7 +383,7 @@ async def test_a_guard_that_hangs_while_it_removes(
     tag: Tag, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard_with(monkeypatch, tmp_path, "guard.private.remove = lambda path: time.sleep(1000)")
-    monkeypatch.setattr(traces, "REMOVAL_TIMEOUT", 0.5)
+    monkeypatch.setattr(owned, "REMOVAL_TIMEOUT", 0.5)
     engine = await EngineProcess.spawn(SLEEP, env=tag.env)
     report = await engine.stop()
     assert 0.4 < report.stages["tmp"] < 5

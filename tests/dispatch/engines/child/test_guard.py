@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dispatch.engines.child import guard, leftovers, private
-from dispatch.engines.child.leftovers import Orphans, end_orphans, orphans, sweep
+from dispatch.engines.child import guard
 from dispatch.engines.child.process import EngineProcess
+from dispatch.engines.traces import leftovers, private
+from dispatch.engines.traces.leftovers import Orphans, end_orphans, orphans, sweep
 from dispatch.processes import is_alive
 from tests.dispatch.engines.processes import SEGMENT, SLEEP, TREE, Tag
 from tests.support.wait import until, until_sync

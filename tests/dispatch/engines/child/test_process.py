@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dispatch.engines.child.leftovers import unix_time
 from dispatch.engines.child.output import MAX_LINES
 from dispatch.engines.child.process import EngineProcess
+from dispatch.engines.traces.leftovers import unix_time
 from dispatch.processes import is_alive
 from protocol import CodedError
 from tests.dispatch.engines.processes import SLEEP, STUBBORN, TREE, Tag, files_in

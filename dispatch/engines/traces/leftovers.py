@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from dispatch.engines.child import private, shm
+from dispatch.engines.traces import private, shm
 from dispatch.processes import same_process
 
 MARKER: Final = "FAILSOFT_ENGINE"
