@@ -25,7 +25,9 @@ KEY_NAMES: Final = ("FAILSOFT_KEY",)
 environment: what an engine can read, a model's tool call can read too."""
 LOG_BYTES: Final = 64 * 1024 * 1024
 LOG_FILES: Final = 3
-"""How large a file of an engine's output becomes, in bytes, and how many of them are kept."""
+LOG_STARTS: Final = 10
+"""How large a file of an engine's output becomes, in bytes, how many of them one start keeps, and of how
+many starts they are kept."""
 _PORT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _PORT_PLACE: Final = re.compile(r"\{port\.([^{}\s]*)\}")
 
@@ -56,9 +58,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     supervisor may be silent before it is replaced together with its engine.
 
     With ``log_dir`` the engine's output goes to files there, one start's to at most ``log_files`` of
-    at most ``log_bytes`` each, of which the one without a number is the newest. With ``private_tmp``, and
-    unless ``env`` sets TMPDIR, each start gets a temporary directory of its own, which is removed after its
-    end.
+    at most ``log_bytes`` each, of which the one without a number is the newest; those of the last
+    ``log_starts`` starts are kept. With ``private_tmp``, and unless ``env`` sets TMPDIR, each start gets a
+    temporary directory of its own, which is removed after its end.
 
     Raises CodedError CONFIG.INVALID, one line, for values that cannot work.
     """
@@ -86,6 +88,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str | None = None
     log_bytes: int = LOG_BYTES
     log_files: int = LOG_FILES
+    log_starts: int = LOG_STARTS
     ports: tuple[str, ...] = ()
     private_tmp: bool = True
 
@@ -112,7 +115,12 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             self._number(name, "is seconds, 0 or more")
         for name in ("num_cpus", "num_gpus"):
             self._number(name, "is a number, 0 or more")
-        for name, least in (("health_failures", 1), ("log_bytes", 65536), ("log_files", 1)):
+        for name, least in (
+            ("health_failures", 1),
+            ("log_bytes", 65536),
+            ("log_files", 1),
+            ("log_starts", 1),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise _invalid(name, value, f"is a whole number, {least} or more")

@@ -11,10 +11,9 @@ import contextlib
 import fcntl
 import os
 import re
-import time
-from pathlib import Path
 from typing import Final
 
+from dispatch.engines.child.log_files import LogFiles
 from dispatch.engines.spec import LOG_BYTES, LOG_FILES
 from protocol import defuse
 
@@ -24,8 +23,6 @@ MAX_BYTES: Final = 64 * 1024
 """Most bytes of output kept."""
 MAX_LINE: Final = 1000
 """Longest line given out, in characters; the middle of a longer one is cut."""
-RETRY: Final = 10.0
-"""Seconds between two tries to write to a log file that could not be written."""
 _CHUNK: Final = 1 << 20
 _ESCAPES: Final = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and the cursor's moves (ECMA-48, CSI)
@@ -107,82 +104,6 @@ class Output:
         if self._log is not None:
             self._log.close()
         self.ended.set()
-
-
-class LogFiles:
-    """``path`` and, older, ``path.1``, ``path.2``…: ``files`` in all, of at most ``size`` bytes each, so
-    that no engine fills a disk. A file ends with a whole line where a line fits into one.
-
-    Nothing here stops an engine: what cannot be written, on a full disk, is dropped, said, and tried
-    again `RETRY` seconds later."""
-
-    def __init__(self, path: str | os.PathLike[str], size: int, files: int) -> None:
-        self._path = Path(path)
-        self._size = size
-        self._files = files
-        self._file = -1
-        self._written = 0  # bytes in the open file
-        self._dropped = 0
-        self._retry_at = 0.0  # monotonic
-
-    def open(self) -> None:
-        """Open ``path`` to append to. Raises OSError."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._written = os.fstat(self._file).st_size
-
-    def write(self, data: bytes) -> str:
-        """Append ``data``; in words, what is wrong since this call, or nothing."""
-        if self._retry_at and time.monotonic() < self._retry_at:
-            self._dropped += len(data)
-            return ""
-        known = self._retry_at > 0
-        note = f"\n[failsoft: {self._dropped} bytes of output are missing here]\n".encode()
-        left = memoryview(note + data if self._dropped else data)
-        try:
-            if self._file < 0:
-                self.open()
-            while left:
-                left = left[self._append(left) :]
-        except OSError as exc:
-            self.close()
-            self._dropped = len(left) if len(left) <= len(data) else self._dropped + len(data)
-            self._retry_at = time.monotonic() + RETRY
-            return "" if known else f"the log file {self._path} cannot be written: {exc.strerror}"
-        self._dropped = 0
-        self._retry_at = 0.0
-        return ""
-
-    def _append(self, data: memoryview) -> int:
-        """Write as much of ``data`` as goes into the current file, or into a new one; how much it was."""
-        room = self._size - self._written
-        if room < len(data):
-            lines = bytes(data[:room]).rfind(b"\n") + 1 if room > 0 else 0
-            room = lines or (room if self._written == 0 else 0)
-            if room == 0:
-                self._rotate()
-                return 0
-        done = os.write(self._file, data[:room])
-        self._written += done
-        return done
-
-    def _rotate(self) -> None:
-        self.close()
-        for number in range(self._files - 1, 0, -1):
-            older = self._path.with_name(f"{self._path.name}.{number}")
-            newer = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
-            with contextlib.suppress(FileNotFoundError):  # somebody has cleared up
-                newer.replace(older)
-        if self._files == 1:
-            self._path.unlink(missing_ok=True)
-        self.open()
-
-    def close(self) -> None:
-        """Close the open file. Idempotent."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
-        self._written = 0
 
 
 def _last_states(data: bytes) -> bytes:

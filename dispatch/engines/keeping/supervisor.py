@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import psutil
 
-from dispatch.engines.child import ports
+from dispatch.engines.child import log_files, ports
 from dispatch.engines.child.process import EngineProcess
 from dispatch.engines.health import probe
 from dispatch.engines.health.checks import Checks
@@ -345,8 +345,7 @@ class EngineSupervisor:
     def _log_path(self) -> Path | None:
         if self._spec.log_dir is None:
             return None
-        name = self._status.key.replace("/", "-")
-        return Path(self._spec.log_dir) / f"{name}.{os.getpid()}.{self._starts}.log"
+        return log_files.for_start(self._spec.log_dir, self._status.key, self._starts, self._spec.log_starts)
 
     def _set(self, state: State, **facts: Any) -> None:
         changed = msgspec.structs.replace(self._status, state=state, **facts)

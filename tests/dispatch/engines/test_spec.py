@@ -38,6 +38,7 @@ GOOD: dict[str, Any] = {"command": ("serve", "--port", "{port}")}
         ("log_bytes", 65535),
         ("log_bytes", 1e9),
         ("log_files", 0),
+        ("log_starts", 0),
         ("ports", "nccl"),
         ("ports", ("port",)),
         ("ports", ("",)),

@@ -74,6 +74,16 @@ async def test_ends_at_once(tag: Tag, status: int) -> None:
     assert tag.alive() == []
 
 
+async def test_ends_at_once_every_time(tag: Tag, tmp_path: Path) -> None:
+    supervisor = EngineSupervisor(
+        spec_of(tag, "--exit", "3", log_dir=str(tmp_path), log_starts=2), "engine/0"
+    )
+    for _ in range(4):
+        with pytest.raises(CodedError, match="exit status 3"):
+            await supervisor.start()
+    assert [one.name for one in files_in(tmp_path)] == [f"engine-0.{os.getpid()}.{n}.log" for n in (3, 4)]
+
+
 async def test_daemonises(tag: Tag) -> None:
     error = await fail(spec_of(tag, "--daemonise"))
     assert of(error) in (("ENGINE.EXITED", "port"), ("ENGINE.EXITED", "health")), "its daemon may be quicker"

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from dispatch.engines.child import output
-from dispatch.engines.child.output import MAX_BYTES, MAX_LINE, MAX_LINES, LogFiles, Output
+from dispatch.engines.child.output import MAX_BYTES, MAX_LINE, MAX_LINES, Output
 from dispatch.engines.child.process import EngineProcess
 from tests.dispatch.engines.processes import Tag, files_in
 
@@ -25,16 +20,6 @@ def kept(*pieces: bytes) -> tuple[str, ...]:
     for piece in pieces:
         one._keep(piece)
     return one.last_lines()
-
-
-def numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}") if number else path
-
-
-def in_order(path: Path, files: int) -> bytes:
-    """The whole log, oldest file first."""
-    parts = [numbered(path, number) for number in reversed(range(files))]
-    return b"".join(part.read_bytes() for part in parts if part.exists())
 
 
 # -- the last lines
@@ -107,121 +92,7 @@ def test_nothing_costs_more_than_its_length(text: bytes) -> None:
         one.last_lines()
 
 
-# -- the files
-
-
-def test_rotation_loses_and_reorders_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    log = LogFiles(path, 1000, 4)
-    log.open()
-    written = b""
-    for n in range(200):
-        line = f"{n} {'z' * (n % 50)}\n".encode()
-        written += line
-        assert log.write(line) == ""
-    log.close()
-    files = files_in(tmp_path)
-    assert [one.name for one in files] == ["log", "log.1", "log.2", "log.3"]
-    assert all(one.stat().st_size <= 1000 for one in files)
-    assert all(one.read_bytes().endswith(b"\n") for one in files), "each ends with a whole line"
-    assert written.endswith(in_order(path, 4))
-
-
-def test_all_files_together_are_bounded(tmp_path: Path) -> None:
-    """One write of many files' size, lines longer than a file, no newline at all."""
-    path = tmp_path / "log"
-    log = LogFiles(path, 1000, 3)
-    log.open()
-    for data in (b"a" * 5500, b"b\n" * 4000, b"c" * 999 + b"\n" + b"d" * 2000, b"e"):
-        assert log.write(data) == ""
-        assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 3000
-    assert in_order(path, 3).endswith(b"d" * 1000 + b"e")
-    log.close()
-
-
-def test_one_file(tmp_path: Path) -> None:
-    log = LogFiles(tmp_path / "log", 100, 1)
-    log.open()
-    for n in range(30):
-        log.write(f"line {n:4}\n".encode())
-    log.close()
-    assert [one.name for one in tmp_path.iterdir()] == ["log"]
-    assert (tmp_path / "log").read_text().splitlines()[-1] == "line   29"
-    assert (tmp_path / "log").stat().st_size <= 100
-
-
-def test_what_is_there_counts(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"before\n" * 100)
-    log = LogFiles(path, 1000, 2)
-    log.open()
-    log.write(b"after\n" * 100)
-    log.close()
-    assert numbered(path, 1).read_bytes().startswith(b"before\n" * 100 + b"after\n")
-    assert in_order(path, 2) == b"before\n" * 100 + b"after\n" * 100
-
-
-def test_somebody_clears_up(tmp_path: Path) -> None:
-    log = LogFiles(tmp_path / "sub" / "log", 100, 3)
-    log.open()
-    for n in range(50):
-        if n == 25:
-            for one in (tmp_path / "sub").iterdir():
-                one.unlink()
-            (tmp_path / "sub").rmdir()
-        assert log.write(b"x" * 49 + b"\n") == ""
-    log.close()
-    assert (tmp_path / "sub" / "log").exists()
-
-
-# -- a disk that is full
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """No file of this process may become larger (setrlimit(2)): EFBIG after a short write, as on a full
-    disk. Python ignores SIGXFSZ."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_disk_that_is_full_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(output.time, "monotonic", lambda: now)
-    path = tmp_path / "log"
-    log = LogFiles(path, 1 << 20, 3)
-    log.open()
-    assert log.write(b"first\n") == ""
-    with file_size_limit(10):
-        trouble = log.write(b"second\n")
-        assert str(path) in trouble
-        assert os.strerror(errno.EFBIG) in trouble
-        assert path.read_bytes() == b"first\nseco", "the disk took a part"
-        assert log.write(b"third\n") == "", "said once"
-        now += output.RETRY
-        assert log.write(b"fourth\n") == "", "tried again, still full, not said again"
-    assert log.write(b"fifth\n") == ""
-    assert path.read_bytes() == b"first\nseco", "not tried again yet"
-    now += output.RETRY
-    assert log.write(b"sixth\n") == ""
-    assert log.write(b"seventh\n") == ""
-    missing = len(b"nd\nthird\nfourth\nfifth\n")
-    note = f"\n[failsoft: {missing} bytes of output are missing here]\n"
-    assert path.read_text() == f"first\nseco{note}sixth\nseventh\n"
-    with file_size_limit(1):
-        assert log.write(b"eighth\n") != "", "a new trouble is said"
-    log.close()
-
-
-def test_a_full_device() -> None:
-    log = LogFiles("/dev/full", 1 << 20, 3)
-    log.open()
-    assert os.strerror(errno.ENOSPC) in log.write(b"text\n")
-    log.close()
+# -- of a process
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
