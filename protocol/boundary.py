@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, overload
 
 from protocol.carriers.http_reply import facts_of
 from protocol.codes import Code
-from protocol.errors import NESTED, CodedError, came_through_ray, walk
+from protocol.errors import NESTED, CodedError, came_through_ray, caused_by, is_ray_task_error, walk
 from protocol.reading import Reading, read, strictness, trust_facts
 from protocol.token import Trust
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 Namer = Callable[[BaseException], "Code | str | None"]
 """From an exception to the code that a caller has for it, or None."""
 
-# Passed unchanged: what has a name already, and control flow that has to arrive as what it is.
+# Passed unchanged: control flow that has to arrive as what it is.
 # (AsyncioActorExit, named below, is how Ray ends an actor on purpose: ray.actor.exit_actor.)
-_CONTROL: Final = (StopIteration, StopAsyncIteration, CodedError)
+_CONTROL: Final = (StopIteration, StopAsyncIteration)
 
 
 @overload
@@ -32,7 +32,8 @@ def coded(target: Any = None, /, *, code: Code | str = "TASK.FAILED", name: Name
 
     For functions, coroutines, generators, async generators, static and class methods, properties, whole
     classes (their methods, properties and ``__init__``) and Ray remote functions and actor classes.
-    A CodedError passes unchanged; cancellation, KeyboardInterrupt, SystemExit and the end of an iteration
+    A CodedError passes unchanged, Ray's RayTaskError(CodedError) as the CodedError that it stands for;
+    cancellation, KeyboardInterrupt, SystemExit and the end of an iteration
     stay what they are. An exception that carries a code already keeps it, and its occurrence (where it
     stood in mere text, the CodedError is believed no further than that text); otherwise ``name(exc)``
     names it, else ``code`` does. The status and the start of the body of an HTTP client's exception go
@@ -42,7 +43,8 @@ def coded(target: Any = None, /, *, code: Code | str = "TASK.FAILED", name: Name
     def name_it(exc: Exception) -> CodedError | None:
         if issubclass(type(exc), _CONTROL) or type(exc).__name__ == "AsyncioActorExit":
             return None
-        return named(exc, code=fallback, name=name)
+        made = named(exc, code=fallback, name=name)
+        return None if made is exc else made
 
     def decorate(it: Any) -> Any:
         return _wrap(it, name_it)
@@ -58,12 +60,13 @@ def named(
     detail: str | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> CodedError:
-    """``exc`` as a CodedError: itself, if it is one; else under the code (and the occurrence) that it
-    carries, else under ``name(exc)``, else under ``code``. A code that was read from mere text is believed
-    no further than that text. ``data`` is added to what an HTTP client's exception knows of the reply."""
+    """``exc`` as a CodedError: itself, if it is one, or what Ray's dual of one stands for; else under the
+    code (and the occurrence) that it carries, else under ``name(exc)``, else under ``code``. A code that was
+    read from mere text is believed no further than that text. ``data`` is added to what an HTTP client's
+    exception knows of the reply."""
     if issubclass(type(exc), CodedError):  # not isinstance, which asks a foreign __class__
         assert isinstance(exc, CodedError)
-        return exc
+        return _below_ray(exc) if is_ray_task_error(type(exc)) else exc
     if issubclass(type(exc), BaseExceptionGroup):
         leaves = [leaf for leaf in walk(exc) if not issubclass(type(leaf), BaseExceptionGroup)]
         named_leaves = [_named_leaf(leaf, code, name) for leaf in leaves]
@@ -76,6 +79,19 @@ def named(
         facts[NESTED] = True
     given = found.code or (name(exc) if name is not None else None) or code
     return CodedError.from_exception(exc, given, detail, facts, id=found.id or None)
+
+
+def _below_ray(dual: CodedError) -> CodedError:
+    """The CodedError that arrived in a RayTaskError, marked as such. Ray makes a class for the two of them
+    that can be imported from nowhere: only cloudpickle sends it, and a worker of multiprocessing that
+    raises it is heard to fail with a PicklingError."""
+    error = vars(dual).get("cause")
+    if not issubclass(type(error), CodedError):
+        return dual
+    assert isinstance(error, CodedError)
+    if isinstance(error.data, dict):  # somebody may have replaced it
+        error.data[NESTED] = True
+    return caused_by(error, dual)
 
 
 def _named_leaf(leaf: BaseException, code: Code | str, name: Namer | None) -> Reading:

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 import msgspec
 
@@ -33,7 +33,7 @@ MAX_NOTES: Final = 8
 CODE_TRUST: Final = "code_trust"
 """In a CodedError's data: how far its code may be believed, where it was read from mere text."""
 NESTED: Final = "came_through_ray"
-"""In a CodedError's data: it was named again here, after it had come through a Ray call: what it tells of
+"""In a CodedError's data: it was named, or passed on, after it had come through a Ray call: what it tells of
 happened to something that our callee called, and our callee is alive."""
 CARRIED: Final = "carried"
 """In a CodedError's data: the token of a later release that named it, carried on byte for byte."""
@@ -114,12 +114,7 @@ class CodedError(Exception):
         made = cls(
             code, f"{name}: {text}" if detail is None else detail, data, id=id, origin=here(name, text)
         )
-        made.__cause__ = exc
-        if sum(len(text_of(one)) for one in walk(exc, MAX_CHAIN, context=True)) > MAX_LIVE:
-            made._chain = tuple(_links(made))
-            made.__cause__, made.__traceback__ = None, exc.__traceback__
-        made.__suppress_context__ = True
-        return made
+        return caused_by(made, exc)
 
     @property
     def trust(self) -> Trust:
@@ -172,13 +167,45 @@ def _portable(value: Any) -> Any:
     return value
 
 
-def _lineage(cls: type[CodedError]) -> type[CodedError] | tuple[tuple[str, str], ...]:
+T = TypeVar("T", bound=CodedError)
+
+
+def caused_by(error: T, exc: BaseException) -> T:
+    """``error``, with ``exc`` as its cause: live, or as data where the texts are so long that Ray, which
+    prints the whole chain, could not carry them."""
+    error.__cause__ = exc
+    if sum(len(text_of(one)) for one in walk(exc, MAX_CHAIN, context=True)) > MAX_LIVE:
+        error._chain = error.chain
+        error.__cause__, error.__traceback__ = None, exc.__traceback__
+    error.__suppress_context__ = True
+    return error
+
+
+Lineage = type[CodedError] | tuple[tuple[str, str] | bytes, ...]
+
+
+def _lineage(cls: type[CodedError]) -> Lineage:
     """How the class travels: by the names of itself and its bases, so that a reader who cannot import it
-    falls back to the nearest base that it can; as itself where it has no such name (``__main__``, a
-    class inside a function), which cloudpickle sends by value."""
-    if cls.__module__ == "__main__" or _find(cls.__module__, cls.__qualname__, load=False) is not cls:
+    falls back to the nearest base that it can. One that no name leads to (a class inside a function) goes
+    first by value, where there is a cloudpickle: a plain pickle, all that multiprocessing has, would refuse
+    it, and the failure would lose its name. A class of ``__main__`` is left to whichever pickle it is."""
+    found = _find(cls.__module__, cls.__qualname__, load=False) is cls
+    if found and cls.__module__ == "__main__":
         return cls
-    return tuple((c.__module__, c.__qualname__) for c in cls.__mro__ if issubclass(c, CodedError))
+    names = tuple((c.__module__, c.__qualname__) for c in cls.__mro__ if issubclass(c, CodedError))
+    value = None if found else _by_value(cls)
+    return names if value is None else (value, *names)
+
+
+def _by_value(cls: type) -> bytes | None:
+    cloudpickle: Any = sys.modules.get("ray.cloudpickle") or sys.modules.get("cloudpickle")
+    if cloudpickle is None:
+        return None
+    try:
+        value: bytes = cloudpickle.dumps(cls)
+    except Exception:  # noqa: BLE001 - what the class refers to may raise anything: then its base goes
+        return None
+    return value if len(value) <= MAX_LIVE else None
 
 
 def _find(module: str, qualname: str, *, load: bool) -> Any:
@@ -191,13 +218,20 @@ def _find(module: str, qualname: str, *, load: bool) -> Any:
     return found
 
 
-def _rebuild(
-    lineage: type[CodedError] | tuple[tuple[str, str], ...], args: tuple[Any, ...], state: dict[str, Any]
-) -> CodedError:
+def _found(one: tuple[str, str] | bytes) -> Any:
+    if isinstance(one, tuple):
+        return _find(*one, load=True)
+    try:
+        return pickle.loads(one)  # noqa: S301 - it came inside a pickle, whoever wrote it may do anything
+    except Exception:  # noqa: BLE001 - the reader lacks cloudpickle, or what the class refers to
+        return None
+
+
+def _rebuild(lineage: Lineage, args: tuple[Any, ...], state: dict[str, Any]) -> CodedError:
     cls: Any = lineage
     if isinstance(lineage, tuple):
-        named = (_find(module, qualname, load=True) for module, qualname in lineage)
-        cls = next((c for c in named if isinstance(c, type) and issubclass(c, CodedError)), CodedError)
+        classes = map(_found, lineage)
+        cls = next((c for c in classes if isinstance(c, type) and issubclass(c, CodedError)), CodedError)
     made: CodedError = cls.__new__(cls)
     made.__dict__.update(state)
     made.args = args
@@ -271,11 +305,12 @@ def walk(exc: BaseException, limit: int = 256, *, context: bool = False) -> list
 
 def came_through_ray(exc: BaseException) -> bool:
     """Whether ``exc``, or what lies below it, is a RayTaskError or its dual: raised in another process."""
-    return any(
-        cls.__name__ == "RayTaskError" and cls.__module__ == "ray.exceptions"
-        for one in walk(exc)
-        for cls in type(one).__mro__
-    )
+    return any(is_ray_task_error(type(one)) for one in walk(exc))
+
+
+def is_ray_task_error(kind: type) -> bool:
+    """Whether it is RayTaskError, or a dual: what Ray makes of it and the class of its cause."""
+    return any(cls.__name__ == "RayTaskError" and cls.__module__ == "ray.exceptions" for cls in kind.__mro__)
 
 
 def _links(error: CodedError) -> Iterator[Link]:

@@ -70,14 +70,57 @@ def test_the_message_does_not_double() -> None:
     assert text.count("FS1.") == 1
 
 
-def test_a_local_class_goes_through_cloudpickle() -> None:
+@pytest.mark.parametrize("again", ROUND_TRIPS.values(), ids=ROUND_TRIPS)
+def test_a_local_class_stays_itself(again: Again) -> None:
+    """Also where a plain pickle is all there is, as with multiprocessing."""
+
     class Local(CodedError):
         def __init__(self, *, a: int) -> None:
-            super().__init__("TASK.FAILED", f"a={a}")
+            super().__init__("ENGINE.PORT_TAKEN", f"a={a}")
             self.a = a
 
-    back = pickle.loads(cloudpickle.dumps(Local(a=3)))
-    assert (back.a, back.code, back.detail) == (3, "TASK.FAILED", "a=3")
+    error = Local(a=3)
+    back = again(again(error))
+    assert type(back) is Local
+    assert back == error
+    assert back.a == 3
+
+
+_LOCAL = """
+import pickle, sys
+from tests.protocol.badly_written import RequiredArguments
+
+def make():
+    class Local(RequiredArguments):
+        pass
+    return Local("sglang", 30000)
+
+error = make()
+sys.stdout.buffer.write(pickle.dumps([error.id, error]))
+assert "cloudpickle" not in str(list(sys.modules))
+"""
+
+
+def test_a_local_class_arrives_as_its_nearest_base_without_cloudpickle() -> None:
+    written = subprocess.run(
+        [sys.executable, "-c", _LOCAL], capture_output=True, check=True, timeout=60
+    ).stdout
+    id, error = pickle.loads(written)
+    assert type(error) is RequiredArguments
+    assert (error.code, error.id, vars(error)["engine"]) == ("ENGINE.PORT_TAKEN", id, "sglang")
+
+
+def test_a_local_class_that_cannot_be_sent_arrives_as_its_nearest_base() -> None:
+    lock = threading.Lock()
+
+    class Local(RequiredArguments):
+        def held(self) -> bool:
+            return lock.locked()
+
+    error = Local("sglang", 30000)
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is RequiredArguments
+    assert back == error
 
 
 def test_a_round_trip_through_another_process() -> None:
