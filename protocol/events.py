@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import MutableMapping
+from functools import partialmethod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -51,7 +52,9 @@ class Events:
 
     @classmethod
     def to_file(cls, path: Path, *, run: str, role: str) -> Self:
-        """Append to ``path``, each event with one write, so that several processes may share it."""
+        """Append to ``path``, each event with one write, so that several processes may share it. Where that
+        fails later, on a full disk, events go to the logger until it works again: whoever tells of a failure
+        does not fail for it. Raises OSError when ``path`` cannot be opened."""
         return cls(_File(path), run=run, role=role)
 
     def emit(
@@ -82,6 +85,10 @@ class Events:
             data=json_safe(data),
             token=token,
         )
+        sink = self._sink
+        if isinstance(sink, _File) and sink.missing and not sink.full:
+            count, sink.missing = sink.missing, 0
+            self.emit("events.missing", level="warning", count=count, detail="they are in the process's log")
 
     def close(self) -> None:
         """Close the file, if there is one. Idempotent."""
@@ -119,16 +126,40 @@ def _render(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
 
 class _File:
     """A structlog sink: whole lines, appended with a single write each (POSIX: O_APPEND writes do
-    not interleave on a local file)."""
+    not interleave on a local file). What cannot be written, on a full disk, goes to the logger."""
 
     def __init__(self, path: Path) -> None:
+        self.missing = 0
+        """How many events the file lacks and has not told of."""
+        self.full = False
+        """Whether the last one could not be written."""
+        self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._torn = b""  # what ends a half-written line
+        self._logger = _Stdlib()
 
-    def _write(self, line: str) -> None:
-        if self._fd >= 0:
-            os.write(self._fd, line.encode() + b"\n")
+    def _write(self, level: Level, line: str) -> None:
+        if self._fd < 0:
+            return
+        data = self._torn + line.encode() + b"\n"
+        try:
+            while data:  # a second time only where the disk fills up right now: then it raises
+                data = data[os.write(self._fd, data) :]
+                self._torn = b"\n"
+        except OSError as exc:
+            if not self.full:
+                why = f"{self._path} cannot be written, events go here until it can: {exc.strerror}"
+                self._logger.warning(why)
+            self.full = True
+            self.missing += 1
+            getattr(self._logger, level)(line)
+        else:
+            self.full, self._torn = False, b""
 
-    debug = info = warning = error = _write
+    debug = partialmethod(_write, "debug")
+    info = partialmethod(_write, "info")
+    warning = partialmethod(_write, "warning")
+    error = partialmethod(_write, "error")
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

@@ -123,8 +123,7 @@ class Job:
             return INTERRUPTED if self._signal is signal.SIGINT else TERMINATED
         except (CodedError, OSError) as exc:
             error = _named(exc)
-            with suppress(OSError):  # the disk that is full may be the events' disk, too
-                events.emit("run.failed", level="error", error=error, key="run")
+            events.emit("run.failed", level="error", error=error, key="run")
             self.stopped_by = f"{error.code}: {' '.join(error.detail.split())}"
             return BAD_INPUT if error.code.family == "CONFIG" else INCOMPLETE
         return OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from protocol import CodedError, Events, mint, read
 from protocol.events import KEYS
 from protocol.safe import MAX_DETAIL
 from tests.protocol.badly_written import HOSTILE
+from tests.support.full_disk import file_size_limit
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -151,6 +153,37 @@ def test_a_file_is_appended_to_and_closed_once(path: Path) -> None:
         events.close()
         events.emit("after the end")
     assert [event["event"] for event in lines(path)] == ["a", "a"]
+
+
+def test_a_disk_that_is_full_for_a_while(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Who reports a failure must not fail for that. What the file misses goes to the log, and the file says
+    that it is missing."""
+    with Events.to_file(path, run="r", role="x") as events:
+        events.emit("first")
+        with file_size_limit(path.stat().st_size + 10):
+            events.emit("half", level="warning", n=1)
+            events.emit("none", level="error", error=CodedError("ACTOR.DIED", "poster/0"))
+        events.emit("again")
+        events.emit("after it")
+    trouble, half, none = caplog.records
+    assert trouble.getMessage() == f"{path} cannot be written, events go here until it can: File too large"
+    assert json.loads(half.getMessage())["data"] == {"n": 1}
+    assert (none.levelname, read(none.getMessage()).code) == ("ERROR", "ACTOR.DIED")
+    first, torn, again, missing, after = path.read_text().splitlines()
+    assert [json.loads(one)["event"] for one in (first, again, missing, after)] == [
+        *("first", "again", "events.missing", "after it"),
+    ]
+    assert len(torn) == 10
+    assert json.loads(missing)["data"] == {"count": 2}
+    assert json.loads(missing)["level"] == "warning"
+
+
+def test_a_full_device(caplog: pytest.LogCaptureFixture) -> None:
+    with Events.to_file(Path("/dev/full"), run="r", role="x") as events:
+        for _ in range(3):
+            events.emit("one", level="warning")
+    assert len(caplog.records) == 4
+    assert os.strerror(errno.ENOSPC) in caplog.records[0].getMessage()
 
 
 def test_without_a_file_events_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:

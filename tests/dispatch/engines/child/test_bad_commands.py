@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import resource
 import signal
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from dispatch.engines import EngineSpec, EngineSupervisor
 from dispatch.engines.child import ports
 from protocol import CodedError
 from tests.dispatch.engines.processes import Tag, fail, files_in, spec_of
+from tests.support.full_disk import file_size_limit
 from tests.support.wait import until
 
 HUNDRED_MB = str(100_000_000)
@@ -144,13 +144,9 @@ async def test_fills_the_disk_with_logs(tag: Tag, tmp_path: Path) -> None:
 async def test_a_disk_that_is_full(tag: Tag, tmp_path: Path) -> None:
     """EFBIG stands for ENOSPC: no file may become larger than 256 KiB meanwhile."""
     spec = spec_of(tag, "--print-bytes", "2000000", log_dir=str(tmp_path))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, before[1]))
-    try:
+    with file_size_limit(1 << 18):
         supervisor, _ = await serves(spec)
         await supervisor.stop()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [one.stat().st_size for one in files_in(tmp_path)] == [1 << 18]
     assert tag.alive() == []
 

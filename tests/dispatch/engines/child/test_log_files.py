@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ import pytest
 from dispatch.engines.child import log_files
 from dispatch.engines.child.log_files import LogFiles, for_start
 from tests.dispatch.engines.processes import files_in
+from tests.support.full_disk import file_size_limit
 
 
 def numbered(path: Path, number: int) -> Path:
@@ -96,18 +94,6 @@ def test_somebody_clears_up(tmp_path: Path) -> None:
 
 
 # -- a disk that is full
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """No file of this process may become larger (setrlimit(2)): EFBIG after a short write, as on a full
-    disk. Python ignores SIGXFSZ."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_disk_that_is_full_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
