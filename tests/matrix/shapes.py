@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import httpx
 from aiohttp import ClientResponseError, RequestInfo
 from multidict import CIMultiDict, CIMultiDictProxy
+from ray.exceptions import RayTaskError
 from yarl import URL
 
 from faults import name_of
@@ -49,6 +50,19 @@ def _not_importable_elsewhere() -> BaseException:
         exec(compile(source, name, "exec"), vars(module))
         sys.modules[name] = module
     made: BaseException = sys.modules[name].Mine(3)
+    return made
+
+
+def _of_a_class_inside_a_function() -> BaseException:
+    class Mine(CodedError):
+        pass
+
+    return Mine("WEIGHTS.REFIT_ABORTED", "rank 3")
+
+
+def _through_ray(cause: BaseException) -> BaseException:
+    """What `ray.get` raises in the middle of a chain of calls."""
+    made: BaseException = RayTaskError("task", "Traceback: far away", cause).as_instanceof_cause()
     return made
 
 
@@ -91,8 +105,13 @@ SHAPES: Final[dict[str, Shape]] = {
     "CodedError": Shape(lambda: CodedError("ENGINE.EXITED", "signal 9", {"signal": 9}), "ENGINE.EXITED"),
     "subclass with its own `__init__`": Shape(lambda: RequiredArguments("sglang", 3), "ENGINE.PORT_TAKEN"),
     "subclass the reader cannot import": Shape(_not_importable_elsewhere, "WEIGHTS.REFIT_ABORTED"),
+    "subclass inside a function": Shape(_of_a_class_inside_a_function, "WEIGHTS.REFIT_ABORTED"),
     "CodedError with notes": Shape(_with_notes, "ENGINE.EXITED"),
     "raised `from` a CodedError": Shape(_raised_from, "WEIGHTS.REFIT_ABORTED"),
+    "RayTaskError of a CodedError": Shape(
+        lambda: _through_ray(CodedError("ENGINE.EXITED", "signal 9", {"signal": 9})), "ENGINE.EXITED"
+    ),
+    "RayTaskError of a ValueError": Shape(lambda: _through_ray(ValueError("bad")), "TASK.FAILED"),
     "group with a bad leaf": Shape(_group, "TASK.FAILED"),
     "ValueError": Shape(lambda: ValueError("bad"), "TASK.FAILED"),
     "keyword-only `__init__`": Shape(lambda: KeywordOnly(status=503), "TASK.FAILED"),
