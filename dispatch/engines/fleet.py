@@ -163,15 +163,15 @@ class EngineFleet:
         Raises CodedError POOL.MISUSE for a key that is not there, why it was given up if it is again, and
         TIMEOUT.DEADLINE after ``timeout`` seconds (None: the spec's deadlines added up)."""
         keeper = self._keeper(key)
-        spec, before = keeper.spec, keeper.life.starts
+        spec, before, known = keeper.spec, keeper.life.starts, keeper.given_up
         if timeout is None:
             timeout = HIDE + spec.drain_timeout + longest_stop(spec) + 2 * spec.start_timeout
         keeper.tell(lifecycle.Restart())
 
         def settled() -> bool:
-            return keeper.life.starts > before and (
-                keeper.life.state == "ready" or keeper.given_up is not None
-            )
+            if keeper.given_up is not None:  # for another reason than the one that it may have had
+                return keeper.given_up is not known
+            return keeper.life.starts > before and keeper.life.state == "ready"
 
         await self._until(keeper, settled, timeout, "ready again")
         if keeper.given_up is not None:

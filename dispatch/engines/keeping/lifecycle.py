@@ -207,8 +207,15 @@ def _drained(life: Life, event: Event, now: float, policy: Policy) -> Step:
 def _want(life: Life, event: Event, now: float, policy: Policy) -> Step:
     """With no life to end, or one that is ending, only whether another one follows can still change."""
     assert isinstance(event, Drain | Restart)
-    wanted = True if isinstance(event, Restart) else life.wanted and event.again
-    return replace(life, wanted=wanted), _NOTHING
+    if isinstance(event, Restart):
+        return replace(life, wanted=True, short=()), _NOTHING  # asked for: the count begins anew
+    return replace(life, wanted=life.wanted and event.again), _NOTHING
+
+
+def _down(life: Life, event: Event, now: float, policy: Policy) -> Step:
+    """Drained while it rests: there is no life to end, and no other one follows."""
+    after, _ = _want(life, event, now, policy)
+    return after, ("release",) if life.wanted and not after.wanted else _NOTHING
 
 
 def _quarantine(life: Life, event: Event, now: float, policy: Policy) -> Step:
@@ -222,7 +229,7 @@ def _restart(life: Life, event: Event, now: float, policy: Policy) -> Step:
         if life.wanted and life.verdict is None:
             return life, _NOTHING  # a start is due already
         return _begin(replace(life, wanted=True, short=(), verdict=None), event, now, policy)
-    return _drain(life, Drain(again=True), now, policy)
+    return _drain(replace(life, short=()), Drain(again=True), now, policy)
 
 
 def _stopped(life: Life, event: Event, now: float, policy: Policy) -> Step:
@@ -281,7 +288,7 @@ Rule = Callable[[Life, Event, float, Policy], Step]
 _RULES: Final[dict[tuple[State, type[Event]], Rule]] = {
     ("dead", Begun): _begin,
     ("dead", Restart): _restart,
-    ("dead", Drain): _want,
+    ("dead", Drain): _down,
     ("dead", Close): _close,
     ("starting", Proving): _prove,
     ("starting", Proven): _serve,

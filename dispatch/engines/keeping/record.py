@@ -63,7 +63,9 @@ class Record:
             self.publish(code=str(error.code), detail=error.detail)
             self.emit("engine.given_up", level="error", error=error, **facts_of(error))
         elif life.state == before.state:
-            return
+            if life.state == "dead" and before.wanted and not life.wanted:  # drained while it rested
+                self._changed(self.status)  # whoever waits for its end looks again
+                self.emit("engine.stopped")
         elif life.state == "starting":
             self.exit = None  # of this life; the status keeps the last one's until this one ends
             self.publish(

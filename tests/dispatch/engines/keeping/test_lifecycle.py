@@ -162,6 +162,25 @@ def test_the_last_word_counts() -> None:
     assert (life.wanted, done) == (False, ["release"])
 
 
+def test_drained_while_it_rests() -> None:
+    """What it held would otherwise be kept until the fleet's end."""
+    life, done = play(*SERVING, Lost(EXITED), Stopped(), Drain())
+    assert (life.state, life.wanted, done[-2:]) == ("dead", False, ["rest", "release"])
+    again, done = play(Drain(), Begun(), life=life)
+    assert (again, done) == (life, [])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [(StartFailed(EXITED), Restart(), Stopped()), (Proven(), Restart(), Lost(EXITED), Stopped())],
+)
+def test_asked_for_in_what_would_be_the_last_life(asked: tuple[Event, ...]) -> None:
+    one: tuple[Event, ...] = (Begun(), StartFailed(EXITED), Stopped())
+    life, _ = play(*one * (POLICY.budget - 1), Begun())
+    life, done = play(*asked, life=life)
+    assert (life.wanted, life.verdict, done[-1]) == (True, None, "rest")
+
+
 @pytest.mark.parametrize("state", get_args(State))
 def test_close_ends_whatever_there_is(state: State) -> None:
     ways: dict[str, tuple[Event, ...]] = {
