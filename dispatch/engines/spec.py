@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 import sys
@@ -30,7 +29,15 @@ LOG_STARTS: Final = 10
 many starts they are kept."""
 _PORT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _PORT_PLACE: Final = re.compile(r"\{port\.([^{}\s]*)\}")
-
+_LEAST: Final = 0.0001
+"""The smallest amount of a resource that Ray counts."""
+_OTHERWISE: Final = {
+    "CPU": "is num_cpus",
+    "GPU": "is num_gpus",
+    "memory": "is not to be had here",
+    "object_store_memory": "is not to be had here",
+}
+"""Names that Ray does not take among ``resources``."""
 
 _POSITIVE: Final = (
     *("start_timeout", "health_timeout", "canary_timeout", "kill_timeout"),
@@ -100,6 +107,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         ):
             raise _invalid("env", self.env, "maps names to texts")
         for name in self.env:
+            if not name or "=" in name:
+                raise _invalid("env", name, 'maps names without "=" to texts')
             if name.upper().startswith(KEY_NAMES):
                 raise _invalid("env", name, "holds a key of ours, which no engine may see")
         if not any("{port}" in text for text in (*self.command, *self.env.values())):
@@ -113,8 +122,12 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             self._number(name, "is seconds, more than 0", above=0.0)
         for name in ("term_timeout", "canary_interval", "drain_timeout"):
             self._number(name, "is seconds, 0 or more")
-        for name in ("num_cpus", "num_gpus"):
-            self._number(name, "is a number, 0 or more")
+        for name in ("cwd", "log_dir"):
+            if getattr(self, name) is not None and not _is_text(getattr(self, name)):
+                raise _invalid(name, getattr(self, name), "is the path of a folder")
+        if not _is_text(self.metrics_path) or self.metrics_path[:1] not in ("", "/"):
+            raise _invalid("metrics_path", self.metrics_path, 'is a path that begins with "/", or ""')
+        self._check_resources()
         for name, least in (
             ("health_failures", 1),
             ("log_bytes", 65536),
@@ -140,10 +153,19 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         if len(set(self.ports)) < len(self.ports):
             raise _invalid("ports", self.ports, "names each port once")
 
+    def _check_resources(self) -> None:
+        for name in ("num_cpus", "num_gpus"):
+            if not _is_amount(getattr(self, name)):
+                raise _invalid(name, getattr(self, name), f"is 0, or a number from {_LEAST} on")
+        if not isinstance(self.resources, Mapping) or not all(map(_is_amount, self.resources.values())):
+            raise _invalid("resources", self.resources, f"maps names to 0 or numbers from {_LEAST} on")
+        for name in self.resources:
+            if name in _OTHERWISE:
+                raise _invalid("resources", name, f"holds custom resources alone ({name} {_OTHERWISE[name]})")
+
     def _number(self, name: str, rule: str, above: float | None = None) -> None:
         value = getattr(self, name)
-        good = isinstance(value, int | float) and math.isfinite(value) and value >= 0
-        if not good or (above is not None and value <= above):
+        if not _is_number(value) or (above is not None and value <= above):
             raise _invalid(name, value, rule)
 
     def argv(self, ports: Mapping[str, int]) -> tuple[str, ...]:
@@ -259,6 +281,15 @@ def embedded_spec(
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and "\0" not in value
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that a float holds, 0 or more."""
+    return isinstance(value, int | float) and 0 <= value <= sys.float_info.max
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_number(value) and (value == 0 or value >= _LEAST)
 
 
 def _invalid(name: str, value: object, rule: str) -> CodedError:

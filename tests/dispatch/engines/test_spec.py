@@ -48,6 +48,18 @@ GOOD: dict[str, Any] = {"command": ("serve", "--port", "{port}")}
         ("ports", ("nccl",)),
         ("num_gpus", -1),
         ("num_cpus", "1"),
+        ("num_cpus", 0.00001),
+        pytest.param("start_timeout", 10**400, id="more than a float holds"),
+        ("resources", {"nic": -1}),
+        ("resources", {"nic": float("nan")}),
+        ("resources", {"nic": "1"}),
+        ("resources", {"CPU": 1}),
+        ("resources", {"memory": 1}),
+        ("env", {"A=B": "x"}),
+        ("env", {"": "x"}),
+        ("cwd", "a\0b"),
+        ("log_dir", "a\0b"),
+        ("metrics_path", "metrics"),
     ],
 )
 def test_values_that_cannot_work(field: str, value: object) -> None:
