@@ -55,19 +55,25 @@ class StaticRouter:
         """Does nothing."""
 
     async def _change(self, add: Iterable[str] = (), remove: Iterable[str] = ()) -> None:
+        # A thread that writes cannot be called back. Whoever goes away leaves it to its end, for which the
+        # next change waits: or a list that is no longer so would be written last.
+        change = asyncio.ensure_future(self._changed(tuple(add), set(remove)))
         try:
-            async with asyncio.timeout(self._timeout), self._writing:
-                gone = set(remove)
-                # A dict keeps the order and each URL once.
-                urls = tuple(dict.fromkeys(url for url in (*self._urls, *add) if url not in gone))
-                if urls != self._urls:
-                    if self._path is not None:
-                        await asyncio.to_thread(self._write, urls)
-                    self._urls = urls
+            async with asyncio.timeout(self._timeout):
+                await asyncio.shield(change)
         except TimeoutError as exc:
             raise CodedError(
                 "TIMEOUT.DEADLINE", f"router: {self._path} could not be written within {self._timeout:g} s"
             ) from exc
+
+    async def _changed(self, add: tuple[str, ...], remove: set[str]) -> None:
+        async with self._writing:
+            # A dict keeps the order and each URL once.
+            urls = tuple(dict.fromkeys(url for url in (*self._urls, *add) if url not in remove))
+            if urls != self._urls:
+                if self._path is not None:
+                    await asyncio.to_thread(self._write, urls)
+                self._urls = urls
 
     def _write(self, urls: tuple[str, ...]) -> None:
         assert self._path is not None
