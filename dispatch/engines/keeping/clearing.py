@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from typing import Final
 
+import psutil
 import ray
 from ray.exceptions import RayError
 
@@ -52,7 +53,7 @@ async def _end(pids: list[tuple[int, float]], timeout: float) -> list[int]:
         for pid, created in named:
             process = same_process(pid, created)
             if process is not None:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(psutil.Error):  # gone, or not ours to kill: it is reported as left
                     process.kill()
         await until(lambda: not any(is_alive(*one) for one in named), timeout / 2)
     return [pid for pid, created in named if is_alive(pid, created)]
