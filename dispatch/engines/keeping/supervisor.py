@@ -92,10 +92,11 @@ class EngineSupervisor:
         Raises CodedError, each with the stage and the last lines of output in ``data``:
         ENGINE.SPAWN_FAILED, ENGINE.EXITED, ENGINE.START_TIMEOUT, ENGINE.CANARY_FAILED,
         ENGINE.PORT_TAKEN after five ports, and CANCEL.CALLER when `stop` came in between. Whatever it
-        raises, the process is gone by then; cancelled, likewise."""
+        raises, the process is gone by then; cancelled, likewise. ENGINE.STOP_FAILED when the last one could
+        not be stopped and still cannot: then nothing is started."""
         if self._starting is not None:
             raise CodedError("POOL.MISUSE", f"{self._status.key} is being started already")
-        if self._process is not None and self._process.alive:
+        if self._process is not None and self._process.alive and self._checks is not None:
             return self._status
         # Before anything is awaited: who looks from now on must not see the last life's end.
         self._see(failed=0, error=None, exit=None)
@@ -227,6 +228,8 @@ class EngineSupervisor:
 
     async def _start(self) -> None:
         self._starts += 1
+        if self._process is not None and self._process.alive:  # a stop has failed, and may succeed by now
+            await self._process.stop(self._spec.term_timeout, self._spec.kill_timeout)
         deadline = time.monotonic() + self._spec.start_timeout
         async with probe.new_client() as client:
             # Of engines whose owner and guard were both killed: they hold memory that this one needs.

@@ -7,12 +7,15 @@ import os
 import signal
 from collections.abc import Collection
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from dispatch.engines import EngineSpec, EngineSupervisor, embedded_spec
 from dispatch.engines.child import ports
+from dispatch.engines.child.process import EngineProcess
 from dispatch.engines.health import probe
+from dispatch.engines.spec import StopReport
 from protocol import CodedError
 from tests.dispatch.engines.processes import SLEEP, Tag, fail, spec_of
 from tests.support.wait import until
@@ -158,3 +161,20 @@ async def test_cancelled_start(tag: Tag) -> None:
 async def test_stop_before_a_start() -> None:
     supervisor = EngineSupervisor(EngineSpec(command=(*SLEEP, "{port}")))
     assert (await supervisor.stop()).exit is None
+
+
+class Unkillable:
+    """A process that waits in the kernel for a device or a disk, which no signal ends."""
+
+    alive = True
+
+    async def stop(self, term_timeout: float, kill_timeout: float) -> StopReport:
+        raise CodedError("ENGINE.STOP_FAILED", "stage confirm: processes [7] are still there")
+
+
+async def test_what_could_not_be_stopped_does_not_pass_for_a_started_engine() -> None:
+    supervisor = EngineSupervisor(EngineSpec(command=(*SLEEP, "{port}")))
+    supervisor._process = cast(EngineProcess, Unkillable())
+    for ask in (supervisor.stop, supervisor.start):
+        with pytest.raises(CodedError, match=r"ENGINE\.STOP_FAILED.* still there"):
+            await ask()
