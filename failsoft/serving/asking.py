@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ import msgspec
 from dispatch.engines.config import read_engines
 from dispatch.processes import is_alive, until
 from failsoft.serving.control import FleetStatus
-from failsoft.serving.place import socket_of, sockets
+from failsoft.serving.place import answers, socket_of, sockets
 from protocol import CodedError
 from protocol.carriers.http_reply import error_from_reply
 
@@ -36,13 +36,13 @@ def find(which: str | None) -> Path:
 
     Raises NobodyRuns, and CodedError CONFIG.* for a bad file or when it is not clear which one."""
     if which is not None:
-        named = not which.endswith(".toml") and not Path(which).is_file()
+        named = not which.endswith(".toml") and not os.path.isfile(which)
         name = which if named else read_engines(which).fleet.name
         path = None if "/" in name or "\0" in name else socket_of(name)
         if path is None:
             raise NobodyRuns(f"no fleet {name!r} runs; `failsoft engines up FILE` starts one")
         return path
-    found = {name: path for name, path in sockets().items() if _answers(path)}
+    found = {name: path for name, path in sockets().items() if answers(path)}
     if not found:
         raise NobodyRuns("no fleet runs; `failsoft engines up FILE` starts one")
     if len(found) > 1:
@@ -142,14 +142,3 @@ class Asking:
         if reply.status_code != 200:
             raise error_from_reply(reply.status_code, reply.headers, reply.content)
         return msgspec.json.decode(reply.content, type=FleetStatus)
-
-
-def _answers(path: Path) -> bool:
-    """Whether somebody listens there."""
-    with socket.socket(socket.AF_UNIX) as one:
-        one.settimeout(ANSWER)
-        try:
-            one.connect(str(path))
-        except OSError:
-            return False
-        return True

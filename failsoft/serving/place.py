@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -25,18 +26,34 @@ from protocol import CodedError
 
 _LONGEST: Final = 107
 """Most bytes of a socket's path: ``sun_path`` holds 108 with its zero (unix(7))."""
+_CONNECT: Final = 20.0
+"""Seconds for a connection."""
 
 
 def socket_of(name: str) -> Path | None:
-    """The socket of the fleet ``name``, or None when there is none. One that is there may be stale:
-    its fleet was killed. Raises CodedError CONFIG.INVALID for a directory that is not ours alone."""
-    found = (folder / f"{name}.sock" for folder in _folders())
-    return next((path for path in found if path.exists()), None)
+    """The socket of the fleet ``name``, or None when there is none. One that is there may be stale, its fleet
+    was killed; so one where somebody listens comes first. Raises CodedError CONFIG.INVALID for a directory
+    that is not ours alone."""
+    paths = (folder / f"{name}.sock" for folder in _folders())
+    found = [path for path in paths if os.path.exists(path)]
+    return next(filter(answers, found), found[0] if found else None)
 
 
 def sockets() -> dict[str, Path]:
     """All sockets by their fleets' names. Raises as `socket_of`."""
-    return {path.stem: path for folder in reversed(_folders()) for path in sorted(folder.glob("*.sock"))}
+    names = sorted({path.stem for folder in _folders() for path in folder.glob("*.sock")})
+    return {name: path for name in names if (path := socket_of(name)) is not None}
+
+
+def answers(path: Path) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.settimeout(_CONNECT)
+        try:
+            one.connect(str(path))
+        except OSError:
+            return False
+        return True
 
 
 @contextmanager
@@ -92,24 +109,33 @@ def _candidates() -> list[Path]:
 
 
 def _folders() -> list[Path]:
-    found = [folder for folder in _candidates() if os.path.lexists(folder)]
-    for folder in found:
-        _check(folder)
+    preferred, *others = _candidates()
+    # One that somebody else has made in /tmp keeps nobody from what is in a directory of our own: nothing of
+    # ours is in it (`claimed`).
+    found = [folder for folder in others if os.path.lexists(folder) and not _wrong(folder)]
+    if os.path.lexists(preferred):
+        _check(preferred)
+        found.insert(0, preferred)
     return found
 
 
 def _check(folder: Path) -> None:
+    wrong = _wrong(folder)
+    if wrong:
+        raise CodedError(
+            "CONFIG.INVALID",
+            f"{folder}: {wrong}, and whoever can write there can stop engines; remove it, or set "
+            f"XDG_RUNTIME_DIR to a directory of your own",
+        )
+
+
+def _wrong(folder: Path) -> str:
+    """Why it is not ours alone; "" when it is."""
     facts = os.lstat(folder)
     if not stat.S_ISDIR(facts.st_mode):
-        wrong = "is no directory" + (" but a symbolic link" if stat.S_ISLNK(facts.st_mode) else "")
-    elif facts.st_uid != os.geteuid():
-        wrong = f"belongs to user {facts.st_uid}"
-    elif facts.st_mode & 0o077:
-        wrong = f"is open to others (mode {stat.S_IMODE(facts.st_mode):04o})"
-    else:
-        return
-    raise CodedError(
-        "CONFIG.INVALID",
-        f"{folder}: {wrong}, and whoever can write there can stop engines; remove it, or set XDG_RUNTIME_DIR "
-        f"to a directory of your own",
-    )
+        return "is no directory" + (" but a symbolic link" if stat.S_ISLNK(facts.st_mode) else "")
+    if facts.st_uid != os.geteuid():
+        return f"belongs to user {facts.st_uid}"
+    if facts.st_mode & 0o077:
+        return f"is open to others (mode {stat.S_IMODE(facts.st_mode):04o})"
+    return ""

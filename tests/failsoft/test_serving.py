@@ -105,6 +105,29 @@ def test_without_a_runtime_directory(runtime: Path, monkeypatch: pytest.MonkeyPa
             assert socket_of("demo") == path
 
 
+def test_what_a_killed_one_left_hides_no_other(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet of the shell was killed, and the service of the same name runs."""
+    with claimed("demo") as stale:
+        pass
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(stale))
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with claimed("demo") as path, socket.socket(socket.AF_UNIX) as service:
+        service.bind(str(path))
+        service.listen()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        assert find("demo") == find(None) == path
+    assert find("demo") == stale
+
+
+def test_a_directory_that_others_made_first_keeps_nobody_from_ours(runtime: Path) -> None:
+    (runtime / "tmp" / f"failsoft-{os.geteuid()}").mkdir(mode=0o777)
+    with claimed("demo") as path:
+        path.touch()
+        assert socket_of("demo") == path
+        assert sockets() == {"demo": path}
+
+
 def test_a_path_that_is_too_long(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = runtime / ("x" * 80)
     deep.mkdir()
@@ -230,7 +253,7 @@ async def test_which_fleet(runtime: Path) -> None:
             assert find(str(file)) == one
             with pytest.raises(CodedError, match="several fleets run, name one of them: demo, other"):
                 find(None)
-    for name in ("../demo", "a\0b", ""):
+    for name in ("../demo", "a\0b", "", "x" * 300):
         with pytest.raises(NobodyRuns):
             find(name)
 
