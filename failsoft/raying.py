@@ -46,6 +46,6 @@ def refused(address: str) -> str | None:
         return None
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH).close()
-    except (OSError, OverflowError) as exc:
+    except (OSError, OverflowError, ValueError) as exc:  # the last: no name to look up, no number
         return getattr(exc, "strerror", None) or str(exc)
     return None

@@ -35,6 +35,8 @@ Fleet = Annotated[
     str | None, typer.Option("--fleet", help="The fleet's name or its file; default: the one that runs.")
 ]
 NOBODY = 3
+LONGEST = 1e7
+"""The most seconds that a fleet takes (`failsoft.serving.control`); infinity is no JSON."""
 
 
 @app.command()
@@ -92,7 +94,9 @@ def drain(
     fleet: Fleet = None,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Seconds to wait until it is down; default: its deadlines added up."),
+        typer.Option(
+            min=0.0, max=LONGEST, help="Seconds to wait until it is down; default: its deadlines added up."
+        ),
     ] = None,
 ) -> None:
     """Take one engine out of the routing, let it finish what it has, and stop it for good."""
@@ -105,7 +109,9 @@ def restart(
     fleet: Fleet = None,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Seconds to wait until it is ready; default: its deadlines added up."),
+        typer.Option(
+            min=0.0, max=LONGEST, help="Seconds to wait until it is ready; default: its deadlines added up."
+        ),
     ] = None,
 ) -> None:
     """Give one engine a new life, once it has finished what it has; also one that was drained or given up."""
@@ -116,7 +122,8 @@ def restart(
 def down(
     which: Which = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0.0, help="Kill engines that are still there after so many seconds.")
+        float | None,
+        typer.Option(min=0.0, max=LONGEST, help="Kill engines that are still there after so many seconds."),
     ] = None,
 ) -> None:
     """Stop all engines and the service; returns when they are gone."""

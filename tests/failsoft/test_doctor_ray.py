@@ -81,6 +81,8 @@ def test_a_cluster_of_another_version(ray_local: None) -> None:
     ("address", "said"),
     [
         ("127.0.0.1:1", "no Ray at 127.0.0.1:1: not checked (Connection refused)"),
+        ("a..b:6379", "no Ray at a..b:6379: not checked (encoding with 'idna' codec failed"),
+        ("127.0.0.1:²", "no Ray at 127.0.0.1:²: not checked (invalid literal"),
         ("ray://127.0.0.1:10001", "not checked: ray://127.0.0.1:10001 is a Ray Client address"),
     ],
 )

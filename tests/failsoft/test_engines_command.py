@@ -192,6 +192,10 @@ def test_all_given_up(tmp_path: Path, runtime: Path) -> None:
             "[fleet]\nray = '127.0.0.1:1'\n" + ENGINE.format(name="a", count=1),
             "there is no Ray at 127.0.0.1:1: Connection refused",
         ),
+        (
+            "[fleet]\nray = 'a..b:6379'\n" + ENGINE.format(name="a", count=1),
+            "there is no Ray at a..b:6379: encoding with 'idna' codec failed",
+        ),
     ],
 )
 def test_a_file_that_cannot_work(tmp_path: Path, runtime: Path, text: str, said: str) -> None:
@@ -208,6 +212,9 @@ def test_arguments_that_are_wrong(runtime: Path, tmp_path: Path) -> None:
         f"failsoft engines up: {tmp_path}/no.toml: there is no such file; give an engines file\n",
     )
     assert ask(runtime, "status", "../x")[0] == 3
+    assert ask(runtime, "status", "x" * 300)[0] == 3
+    code, _, err = ask(runtime, "drain", "engine/0", "--timeout", "inf")
+    assert (code, "Invalid value for '--timeout'" in err) == (2, True)
     (runtime / "failsoft").symlink_to(tmp_path)
     code, _, err = ask(runtime, "status")
     assert (code, err.count("\n")) == (2, 1)

@@ -101,10 +101,11 @@ def _check(host: str) -> None:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((host, 0))
-    except OSError as exc:
+    except (OSError, TypeError, ValueError) as exc:  # no OSError: a name that cannot be looked up
+        why = getattr(exc, "strerror", None) or str(exc)
         raise CodedError(
             "CONFIG.INVALID",
-            f"engine spec: host must be an address of this machine, not {host!r:.200}: {exc.strerror or exc}",
+            f"engine spec: host must be an address of this machine, not {host!r:.200}: {why}",
             {"field": "host"},
         ) from exc
 

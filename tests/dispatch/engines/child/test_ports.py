@@ -120,7 +120,7 @@ def test_ipv6() -> None:
         one.bind(("::1", reserved.numbers["port"]))
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no-such-host.invalid", "bücher..de"])
 def test_a_host_that_is_not_this_machine(host: str) -> None:
     with pytest.raises(CodedError) as caught:
         ports.reserve((), host)
