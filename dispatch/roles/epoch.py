@@ -124,7 +124,12 @@ class Epoch:
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(placement, rank),
                 "runtime_env": work.runtime_env,
             }
-            self._members.append(_Member(rank, rank_class().options(**options).remote()))
+            try:
+                actor = rank_class().options(**options).remote()
+            except (TypeError, ValueError) as exc:  # Ray looks at them here, in the caller
+                text = f"{self.group}: Ray takes no rank with these options: {exc}"
+                raise CodedError.from_exception(exc, "CONFIG.INVALID", text) from exc
+            self._members.append(_Member(rank, actor))
         await self._all("introduce", self._introduce, left())
         self._watches = [asyncio.create_task(self._watch(member)) for member in self._members]
         address, port = (await self._all("choose", _chosen_by_the_first, left()))[0]

@@ -106,10 +106,11 @@ class TrainingGroup:
         that are in flight end as CANCEL.CALLER. While one restart runs, others wait for it and get its
         outcome; a caller that goes away does not end it.
 
-        Raises CodedError: ACTOR.GROUP_FAILED when a rank failed while it started, TASK.UNSCHEDULABLE or
-        TIMEOUT.DEADLINE where there was no room, ACTOR.WEDGED when a rank of the last epoch is not known to
-        be gone (nothing was started then), CANCEL.CALLER when the group was closed meanwhile, POOL.CLOSED.
-        After each but the last two the group is failed and may be restarted."""
+        Raises CodedError: ACTOR.GROUP_FAILED when a rank failed while it started, CONFIG.INVALID where Ray
+        refuses the ranks' options, TASK.UNSCHEDULABLE or TIMEOUT.DEADLINE where there was no room,
+        ACTOR.WEDGED when a rank of the last epoch is not known to be gone (nothing was started then),
+        CANCEL.CALLER when the group was closed meanwhile, POOL.CLOSED. After each but the last two the group
+        is failed and may be restarted."""
         already = self.state is State.RESTARTING
         self._enter("restart")
         if already:

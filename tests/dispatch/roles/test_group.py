@@ -204,6 +204,21 @@ async def test_a_start_that_fails_names_the_rank_and_leaves_nothing(make: Make) 
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "options", [{"resources": {"CPU": 0.00001}}, {"runtime_env": {"working_dir": 3}}], ids=str
+)
+async def test_options_that_ray_refuses_leave_nothing(make: Make, options: dict[str, Any]) -> None:
+    group = make(**options)
+    refused = r"CONFIG\.INVALID.* Ray takes no rank with these options: "
+    with pytest.raises(CodedError, match=refused):
+        await group.start()
+    assert group.state is State.FAILED
+    assert group_of(group.name) == []
+    with pytest.raises(CodedError, match=refused):
+        await group.restart("it may have been mended")
+    assert group.state is State.FAILED
+
+
 async def test_a_death_during_a_start_and_during_a_restart(make: Make, tmp_path: Path) -> None:
     deadly = tmp_path / "deadly"
     deadly.touch()
