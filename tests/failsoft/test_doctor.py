@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -299,6 +300,20 @@ exec "$@"
     errors = found(findings, "space", "error")
     assert any(text.startswith("shared memory is 64 MiB: ") for text in errors)
     assert any("% full, " in text and text.endswith(f"[{tmp_path}]") for text in errors)
+
+
+def test_a_containers_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 GiB on a machine of a TiB: Ray wants a third of the former."""
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(space, "LIMITS", (tmp_path / "no", limit))
+    monkeypatch.setattr(space.psutil, "virtual_memory", lambda: SimpleNamespace(total=1 << 40))
+    room = SimpleNamespace(f_blocks=4 << 30, f_bavail=4 << 30, f_frsize=1)
+    monkeypatch.setattr(space.os, "statvfs", lambda folder: room)
+    limit.write_text(f"{8 << 30}\n")
+    assert space._shm(tmp_path) == []
+    limit.write_text("max\n")
+    (told,) = space._shm(tmp_path)
+    assert told.what.startswith("4.0 GiB of shared memory are free; Ray's object store wants 186.3 GiB")
 
 
 def test_room_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,9 @@ STORE: Final = 0.3
 puts it into its session directory or refuses to start (ray/_private/services.py,
 determine_plasma_store_config; ray_constants.py)."""
 STORE_MOST: Final = 200_000_000_000
+LIMITS: Final = (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory.max"))
+"""Where a container's memory limit is (cgroup v1, v2), as Ray looks for it (ray/_common/utils.py,
+get_system_memory): in a small container on a large machine the machine's memory is nobody's."""
 FULL: Final = 0.95
 """From here on Ray refuses to spill and to create objects (its setting local_fs_capacity_threshold)."""
 NEARLY: Final = 0.9
@@ -49,7 +53,7 @@ def _shm(folder: Path) -> list[Finding]:
         what, fix = f"there is no {folder}: {exc.strerror}", "mount a tmpfs there"
         return [Finding(check=NAME, severity="error", what=what, where=str(folder), fix=fix)]
     total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
-    wanted = min(STORE * psutil.virtual_memory().total, STORE_MOST)
+    wanted = min(STORE * _memory(LIMITS), STORE_MOST)
     fix = (
         f"`--shm-size={int(wanted * 1.1) >> 30}g` or `--ipc=host` for docker run, an emptyDir of medium "
         f"Memory in Kubernetes, `mount -o remount,size=50% {folder}` on a machine; what is left there shows "
@@ -66,6 +70,13 @@ def _shm(folder: Path) -> list[Finding]:
         )
         return [Finding(check=NAME, severity="warning", what=what, where=str(folder), fix=fix)]
     return []
+
+
+def _memory(limits: Iterable[Path]) -> int:
+    """Bytes of memory that there are for this container, or machine."""
+    limit = next((path.read_text().strip() for path in limits if path.exists()), "")
+    total: int = psutil.virtual_memory().total
+    return min(int(limit), total) if limit.isdigit() else total
 
 
 def _disk(folder: Path) -> list[Finding]:
