@@ -199,6 +199,8 @@ def _router(value: object, path: Path) -> RouterTable:
             raise _invalid(f"{at}.{key}", said, remedy)
     if router.url and not re.match(r"https?://[^/]", router.url):
         raise _invalid(f"{at}.url", f"{router.url!r:.80} is no URL", 'write "http://host:port"')
+    if "\0" in router.file:
+        raise _invalid(f"{at}.file", f"{router.file!r:.80} is no path", "name a file")
     if router.file:
         return msgspec.structs.replace(router, file=str(path.absolute().parent / router.file))
     return router

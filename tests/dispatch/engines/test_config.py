@@ -100,6 +100,10 @@ def test_paths_start_from_the_files_folder() -> None:
         ("[router]\nkind = 'static'\n" + ENGINE, "engines.toml: router.file: is missing; "),
         ("[router]\nurl = 'http://x:1'\n" + ENGINE, 'engines.toml: router.url: belongs to kind = "sglang"'),
         ("[router]\nkind = 'sglang'\nurl = 'x:1'\n" + ENGINE, "engines.toml: router.url: 'x:1' is no URL; "),
+        (
+            '[router]\nkind = "static"\nfile = "a\\u0000b"\n' + ENGINE,
+            "engines.toml: router.file: 'a\\x00b' is no path; name a file",
+        ),
         ("[router]\nkind = 'nginx'\n" + ENGINE, "engines.toml: router.kind: Invalid enum value 'nginx'"),
         ("[defaults]\nnam = 'x'\n" + ENGINE, "engines.toml: defaults.nam: there is no such key"),
         ("[defaults]\ncount = 2\n" + ENGINE, "engines.toml: defaults.count: there is no such key"),
