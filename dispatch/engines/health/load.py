@@ -57,7 +57,7 @@ async def read_load(client: httpx.AsyncClient, spec: EngineSpec, url: str, timeo
         async with asyncio.timeout(timeout):
             text = await _page(client, url + spec.metrics_path)
         return _parsed(text)
-    except (TimeoutError, httpx.HTTPError, ValueError):
+    except (TimeoutError, httpx.HTTPError, ValueError, OverflowError):  # the last: a count of +Inf
         return Load()
 
 
