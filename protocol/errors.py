@@ -12,7 +12,9 @@ import os
 import pickle
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -147,24 +149,66 @@ class CodedError(Exception):
         return hash((CodedError, self.id))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state: dict[str, Any] = {
-            name: value if name in _OWN else _portable(value) for name, value in self.__dict__.items()
-        }
+        state = {name: value for name, value in self.__dict__.items() if name in _OWN}
         state["_chain"] = self.chain
-        return (_rebuild, (_lineage(type(self)), self.args, state))
+        others = {name: value for name, value in self.__dict__.items() if name not in _OWN}
+        if id(self) in _met():  # one of them leads back here: without them, or there is no end
+            _met()[id(self)] = True
+            others = {}
+        return (_rebuild, (_lineage(type(self)), self.args, state, _Others(others, self) if others else None))
 
 
 _OWN: Final = ("code", "detail", "data", "id", "origin", "_chain")
 
 
-def _portable(value: Any) -> Any:
-    """``value``, or its text where it cannot be pickled: a lock among the attributes of a user's
-    subclass must not cost the failure its name."""
-    try:
-        pickle.dumps(value)
-    except Exception:  # noqa: BLE001 - __reduce__ of a foreign value may raise anything
-        return clean(value, MAX_TEXT)
-    return value
+class _Others:
+    """The attributes that a user's subclass adds, on their way. Each is a pickle of its own, so that none
+    costs the failure its name: one that cannot be pickled (a lock) arrives as its text, one that the
+    reader cannot load (its module is not there) is left out. What refers to ``__main__`` is left to
+    whichever pickle it is, as the class is."""
+
+    def __init__(self, values: dict[str, Any], error: CodedError | None = None) -> None:
+        self.values = values
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        pickled: dict[str, bytes] = {}
+        live: dict[str, Any] = {}
+        for name, value in self.values.items():
+            try:
+                as_bytes, leads_back = self._pickled(value)
+            except Exception:  # noqa: BLE001 - __reduce__ of a foreign value may raise anything
+                live[name] = clean(value, MAX_TEXT)
+            else:
+                if b"__main__" in as_bytes and not leads_back:
+                    live[name] = value
+                else:
+                    pickled[name] = as_bytes
+        return (_arrived, (pickled, live))
+
+    def _pickled(self, value: Any) -> tuple[bytes, bool]:
+        met, me = _met(), id(self._error)
+        met[me] = False
+        try:
+            return pickle.dumps(value), met[me]
+        finally:
+            del met[me]
+
+
+_pickling = threading.local()
+
+
+def _met() -> dict[int, bool]:
+    """The errors (by `id`) whose attributes this thread is pickling, and whether one of these led back."""
+    met: dict[int, bool] = vars(_pickling).setdefault("met", {})
+    return met
+
+
+def _arrived(pickled: dict[str, bytes], live: dict[str, Any]) -> _Others:
+    for name, value in pickled.items():
+        with suppress(Exception):  # what the reader cannot load may raise anything
+            live[name] = pickle.loads(value)  # noqa: S301 - as in _found
+    return _Others(live)
 
 
 T = TypeVar("T", bound=CodedError)
@@ -227,13 +271,17 @@ def _found(one: tuple[str, str] | bytes) -> Any:
         return None
 
 
-def _rebuild(lineage: Lineage, args: tuple[Any, ...], state: dict[str, Any]) -> CodedError:
+def _rebuild(
+    lineage: Lineage, args: tuple[Any, ...], state: dict[str, Any], others: _Others | None = None
+) -> CodedError:
     cls: Any = lineage
     if isinstance(lineage, tuple):
         classes = map(_found, lineage)
         cls = next((c for c in classes if isinstance(c, type) and issubclass(c, CodedError)), CodedError)
     made: CodedError = cls.__new__(cls)
     made.__dict__.update(state)
+    if others is not None:
+        made.__dict__.update(others.values)
     made.args = args
     return made
 

@@ -272,6 +272,35 @@ def test_an_attribute_that_cannot_be_pickled_costs_no_name(again: Again) -> None
     assert "lock" in str(got.lock)
 
 
+class Holder:
+    """What a user's error refers to, and what refers to the error in turn."""
+
+    error: CodedError
+
+
+@pytest.mark.parametrize("again", ROUND_TRIPS.values(), ids=ROUND_TRIPS)
+def test_an_attribute_that_leads_back_to_the_error_ends(again: Again) -> None:
+    """It did not within hours: each level of the recursion pickled the one below it twice."""
+    error, other, holder = CodedError("TASK.FAILED", "x"), CodedError("TASK.FAILED", "y"), Holder()
+    holder.error = error
+    vars(error).update(me=error, holder=holder, other=other)
+    vars(other).update(me=other, other=error)
+    got = again(error)
+    assert got == error
+    assert vars(got)["me"] == error
+    assert vars(got)["holder"].error == error
+    assert vars(got)["other"] == other
+
+
+def test_errors_that_hold_errors_cost_no_more_for_each() -> None:
+    error = CodedError("TASK.FAILED", "0")
+    for n in range(1, 60):
+        holding = CodedError("TASK.FAILED", str(n))
+        vars(holding)["inner"] = error
+        error = holding
+    assert vars(pickle.loads(pickle.dumps(error)))["inner"].detail == "58"
+
+
 def test_notes_travel_with_the_error_and_as_data_of_its_causes() -> None:
     cause = ValueError("inner")
     cause.add_note("rank 3")
@@ -313,8 +342,11 @@ def test_the_leaves_of_a_group_are_kept_as_data() -> None:
 # -- a reader that does not have the writer's module ---------------------------------------------------
 
 _ONLY_THERE = """
-import pickle, sys
+import enum, pickle, sys
 from protocol import CodedError
+
+class Phase(enum.Enum):
+    REFIT = 1
 
 class Middle(CodedError):
     pass
@@ -323,6 +355,7 @@ class Mine(Middle):
     def __init__(self, rank):
         super().__init__("WEIGHTS.REFIT_ABORTED", f"rank {rank}", {"rank": rank})
         self.rank = rank
+        self.phase = Phase.REFIT
 """
 
 
@@ -344,6 +377,7 @@ def test_a_subclass_that_the_reader_cannot_import_arrives_as_its_nearest_base(
     assert type(error) is CodedError
     assert (error.code, error.id, error.data) == ("WEIGHTS.REFIT_ABORTED", id, {"rank": 3})
     assert vars(error)["rank"] == 3
+    assert "phase" not in vars(error)  # its class cannot be imported either
     again = pickle.loads(pickle.dumps(error))
     assert again == error
 
