@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, overload
 
 from protocol.carriers.http_reply import facts_of
 from protocol.codes import Code
-from protocol.errors import NESTED, CodedError, came_through_ray, caused_by, is_ray_task_error, walk
+from protocol.errors import NESTED, CodedError, came_through_ray, caused_by, is_ray_task_error, leaves_of
 from protocol.reading import Reading, read, strictness, trust_facts
 from protocol.token import Trust
 
@@ -68,8 +68,10 @@ def named(
         assert isinstance(exc, CodedError)
         return _below_ray(exc) if is_ray_task_error(type(exc)) else exc
     if issubclass(type(exc), BaseExceptionGroup):
-        leaves = [leaf for leaf in walk(exc) if not issubclass(type(leaf), BaseExceptionGroup)]
-        named_leaves = [_named_leaf(leaf, code, name) for leaf in leaves]
+        named_leaves = [_named_leaf(leaf, code, name) for leaf in leaves_of(exc)]
+        whole = read(exc)  # by what the group itself was raised from, where no leaf has a name
+        if whole.code is not None:
+            named_leaves.append(whole)
         # Of those that allow as little as each other, rather one that brought its name along.
         found = max(named_leaves, key=lambda leaf: (strictness(leaf), leaf.id != ""), default=Reading())
     else:

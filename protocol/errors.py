@@ -351,6 +351,22 @@ def walk(exc: BaseException, limit: int = 256, *, context: bool = False) -> list
     return list(seen.values())
 
 
+def leaves_of(group: BaseException, limit: int = 256) -> list[BaseException]:
+    """The leaves of a group and of the groups in it, each once, at most ``limit``. What lies below a leaf is
+    none: the outermost names a failure."""
+    seen: dict[int, BaseException] = {}
+    queue = [group]
+    for current in queue:  # the list grows while it is read
+        if id(current) in seen:
+            continue
+        seen[id(current)] = current
+        if len(seen) == limit:
+            break
+        if issubclass(type(current), BaseExceptionGroup):
+            queue += _LEAVES.__get__(current)
+    return [one for one in seen.values() if not issubclass(type(one), BaseExceptionGroup)]
+
+
 def came_through_ray(exc: BaseException) -> bool:
     """Whether ``exc``, or what lies below it, is a RayTaskError or its dual: raised in another process."""
     return any(is_ray_task_error(type(one)) for one in walk(exc))

@@ -11,7 +11,7 @@ import msgspec
 
 from protocol.catalogue import STRICTNESS, catalogue
 from protocol.codes import Code
-from protocol.errors import CARRIED, CODE_TRUST, CodedError, contents, token_of, trust_of, walk
+from protocol.errors import CARRIED, CODE_TRUST, CodedError, contents, leaves_of, token_of, trust_of, walk
 from protocol.keys import Key, Replays
 from protocol.safe import CONTROL, text_of
 from protocol.token import Trust, is_id, scan
@@ -91,7 +91,7 @@ def _read_exception(exc: BaseException, key: Key) -> Reading:
         if issubclass(type(one), CodedError):  # not isinstance, which asks a foreign __class__
             return _of(one)
         if issubclass(type(one), BaseExceptionGroup):
-            leaves = [_of(leaf) for leaf in walk(one) if issubclass(type(leaf), CodedError)]
+            leaves = [_of(named) for leaf in leaves_of(one) if (named := _outermost(leaf)) is not None]
             if leaves:
                 return max(leaves, key=strictness)
     for one in everything:  # what an HTTP client raises for a status holds the reply
@@ -99,6 +99,10 @@ def _read_exception(exc: BaseException, key: Key) -> Reading:
         if found.code is not None:
             return found
     return read_texts(everything, key)
+
+
+def _outermost(exc: BaseException) -> BaseException | None:
+    return next((one for one in walk(exc) if issubclass(type(one), CodedError)), None)
 
 
 def _of(error: BaseException) -> Reading:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import Code, CodedError, Reading, Trust, code_of, mint, read
+from protocol.boundary import named
 from protocol.carriers.http_reply import HEADER, PROBLEM
 from protocol.reading import MAX_READ
 from tests.protocol.badly_written import HOSTILE
@@ -300,6 +301,18 @@ def test_anything_can_be_read(thing: object) -> None:
 def test_what_holds_no_text_has_no_code() -> None:
     for thing in (None, 5, object(), [token()], read, type):
         assert read(thing) == Reading()
+
+
+def test_a_cause_of_a_leaf_is_no_leaf() -> None:
+    """A group of one failure is called what that failure is called alone, though its cause allows less."""
+    leaf = _from(CodedError("TRANSPORT.CONNECT", "refused"), CodedError("REQUEST.INVALID", "below"))
+    wrapped = _from(RuntimeError("wrapped"), leaf)
+    for one in (leaf, wrapped):
+        group = ExceptionGroup("outer", [ExceptionGroup("inner", [one])])
+        assert code_of(one) == code_of(group) == named(group).code == "TRANSPORT.CONNECT"
+    raised_from = _from(ExceptionGroup("g", [ValueError("no name")]), leaf)
+    assert code_of(raised_from) == "TRANSPORT.CONNECT"
+    assert named(_from(ExceptionGroup("g", [ValueError("x")]), CodedError("REQUEST.INVALID"))).id != ""
 
 
 def test_a_groups_leaves_are_its_own_whatever_it_claims() -> None:
