@@ -25,7 +25,7 @@ import structlog
 from protocol.codes import Code
 from protocol.reading import Reading, read, trust_facts
 from protocol.safe import clean, json_safe
-from protocol.token import defuse, mint, new_id
+from protocol.token import Trust, defuse, mint, new_id
 
 KEYS: Final = (
     *("ts", "level", "event", "code", "id", "key", "run", "role", "host", "pid", "detail", "data", "token"),
@@ -111,7 +111,9 @@ def _occurrence(code: Code | str | None, found: Reading | None) -> tuple[str | N
     if found is not None and found.raw and found.code == code:
         return found.id, found.raw
     occurrence = found.id if found is not None and found.id else new_id()
-    return occurrence, mint(code, occurrence)
+    # Not signed where the code was read from what anybody could have written: as in `CodedError.token`.
+    read_unsigned = found is not None and found.code == code and found.trust < Trust.SIGNED
+    return occurrence, mint(code, occurrence, key=b"" if read_unsigned else None)
 
 
 def _fixed_keys(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -14,9 +14,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from protocol import CodedError, Events, mint, read
+from protocol import CodedError, Events, Trust, keys, mint, read
+from protocol.carriers.log_line import read_line
 from protocol.events import KEYS
 from protocol.safe import MAX_DETAIL
 from tests.protocol.badly_written import HOSTILE
@@ -61,6 +63,28 @@ def test_an_error_fills_in_code_id_and_detail(path: Path) -> None:
     assert (c["code"], c["id"], c["detail"]) == (None, None, "plain")
     assert (d["code"], d["id"]) == ("NODE.IO", "ABCDEFGH")
     assert read(a).code == "ENGINE.EXITED"
+
+
+def test_a_code_that_anybody_could_have_written_is_not_signed(path: Path) -> None:
+    """A document of another server without a token: the event must not lend it the run's word."""
+    document = b'{"code": "ENGINE.UNHEALTHY", "instance": "7KQ2M9XA", "detail": "said so"}'
+    request = httpx.Request("POST", "http://engine")
+    reply = httpx.Response(
+        503, headers={"content-type": "application/problem+json"}, content=document, request=request
+    )
+    error = httpx.HTTPStatusError("503", request=request, response=reply)
+    keys.hold(keys.Keyring.generate())
+    try:
+        with Events.to_file(path, run="r", role="x") as events:
+            events.emit("a", error=error)
+            events.emit("b", error=error, code="ENGINE.EXITED")  # the caller's own word
+        theirs, ours = path.read_text().splitlines()
+        assert read(error).trust is Trust.CHECKSUMMED
+        assert [read_line(line).trust for line in (theirs, theirs[40:])] == [Trust.CHECKSUMMED] * 2
+        assert read_line(theirs[40:]).id == "7KQ2M9XA"
+        assert read_line(ours[40:]).trust is Trust.SIGNED
+    finally:
+        keys.hold(None)
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
