@@ -9,6 +9,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
@@ -132,7 +133,9 @@ def retry_after(headers: Mapping[Any, Any] | None, now: float | None = None) -> 
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text):
         return min(float(text), MAX_RETRY_AFTER)
     try:
-        when = parsedate_to_datetime(text).timestamp()
+        date = parsedate_to_datetime(text)
+        # asctime's format names no zone, and means GMT (RFC 9110, 5.6.7): without one it would be local time
+        when = (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, OverflowError, IndexError):
         return None
     seconds = when - (time.time() if now is None else now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -40,6 +41,15 @@ def http_date(seconds: float) -> str:
 )
 def test_seconds_and_dates(value: str, seconds: float) -> None:
     assert retry_after({"retry-after": value}, NOW.timestamp()) == seconds
+
+
+def test_a_date_without_a_zone_is_in_gmt_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as local:
+        local.setenv("TZ", "America/New_York")
+        time.tzset()
+        for value in ("Thu Jan  1 12:00:09 2026", "Thu, 01 Jan 2026 12:00:09 -0000"):
+            assert retry_after({"retry-after": value}, NOW.timestamp()) == 9.0
+    time.tzset()
 
 
 @pytest.mark.parametrize(
