@@ -129,7 +129,8 @@ def _environment_secrets() -> tuple[str, ...]:
     global _secrets
     now = time.monotonic()
     if now - _secrets[0] > _ENVIRONMENT_AGE:
-        named = (value for name, value in os.environ.items() if _SECRET_VARIABLE.match(name))
+        # Not items(), which raises KeyError when another thread removes a variable meanwhile.
+        named = (os.environ.get(name, "") for name in os.environ if _SECRET_VARIABLE.match(name))
         # Short ones would redact ordinary words.
         _secrets = (now, tuple(sorted((v for v in named if len(v) >= 8), key=len, reverse=True)))
     return _secrets[1]

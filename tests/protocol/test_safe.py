@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
+from collections import UserDict
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -188,6 +190,21 @@ def test_the_values_of_the_environments_secrets_are_found_wherever_they_stand(
     assert error.detail == "sent [redacted] to it"
     assert "qwertz" not in str(error.data)
     assert clean("this is all") == "this is all", "a value that short is an ordinary word"
+    monkeypatch.setattr(safe, "_secrets", (float("-inf"), ()))
+
+
+def test_an_environment_that_changes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may remove a variable between its name and its value."""
+
+    class Changing(UserDict[str, str]):  # a MutableMapping, as os.environ is
+        def __iter__(self) -> Iterator[str]:
+            names = list(self.data)
+            self.data.pop("GONE_KEY", None)
+            return iter(names)
+
+    monkeypatch.setattr(os, "environ", Changing(GONE_KEY="qwertz-12345", TEAM_KEY="asdfgh-12345"))
+    monkeypatch.setattr(safe, "_secrets", (float("-inf"), ()))
+    assert CodedError("TASK.FAILED", "sent asdfgh-12345 to it").detail == "sent [redacted] to it"
     monkeypatch.setattr(safe, "_secrets", (float("-inf"), ()))
 
 
