@@ -32,6 +32,8 @@ carries, 0 for none (unset: `MAX_TEXT`). `set_prompt_budget` says the same in a 
 _SECRET_KEY = re.compile(
     r"authorization|cookie|password|passwd|secret|token$|api[-_]?key|credential", re.IGNORECASE
 )
+# The first of a pair has to be a name: there it may be any text.
+_SECRET_NAME = re.compile(rf"[\w.-]{{0,64}}(?:{_SECRET_KEY.pattern})[\w.-]{{0,64}}\Z", re.IGNORECASE)
 # What the fields of requests and replies are called that hold what users wrote and models answered.
 _PROMPT_KEY = re.compile(
     r"(?:prompts?|messages|inputs?|input_ids|token_ids|output_ids|text|completions?|outputs?|response|body"
@@ -245,5 +247,12 @@ class _Reducer:
             if n >= MAX_ITEMS:
                 out.append(f"… {length - n} more")
                 break
-            out.append(self.reduce(v, depth - 1))
+            out.append(
+                "[redacted]" if n == 1 and _is_secret_name(out[0], length) else self.reduce(v, depth - 1)
+            )
         return out
+
+
+def _is_secret_name(first: Any, length: int) -> bool:
+    """Whether a list begins as a pair does that names a secret: headers are often a list of pairs."""
+    return length == 2 and isinstance(first, str) and _SECRET_NAME.match(first) is not None

@@ -130,6 +130,19 @@ def test_secrets_are_redacted_by_key() -> None:
     assert set(made.values()) == {"[redacted]"}
 
 
+def test_secrets_are_redacted_in_pairs() -> None:
+    """As ASGI, http.client and ``list(headers.items())`` have headers."""
+    pairs = [("Cookie", "session=x"), ["x-api-key", "sk-x"], ("accept", "*/*"), ("authorization", "Token x")]
+    made = CodedError("TASK.FAILED", data={"headers": pairs, "said": ["no token", "was given"]}).data
+    assert made["headers"] == [
+        ["Cookie", "[redacted]"],
+        ["x-api-key", "[redacted]"],
+        ["accept", "*/*"],
+        ["authorization", "[redacted]"],
+    ]
+    assert made["said"] == ["no token", "was given"]
+
+
 def test_httpx_headers_are_data_without_secrets() -> None:
     made = CodedError("TASK.FAILED", data={"headers": httpx.Headers({"authorization": "Bearer x", "a": "b"})})
     assert made.data["headers"] == {"authorization": "[redacted]", "a": "b"}
