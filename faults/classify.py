@@ -40,7 +40,8 @@ _MODULES: Final = frozenset(name.rpartition(".")[0] for name in TABLE)
 _TASK_ERROR: Final = TASK_ERROR.rpartition(".")[2]
 MAX_HOPS: Final = 16
 MAX_LEAVES: Final = 1024
-"""Most leaves of a group that are classified; one beyond that counts as unknown."""
+"""Most leaves of a group, with those of groups that came through Ray in it, that are classified; one beyond
+that counts as unknown."""
 
 _DISCONNECTED: Final = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, EOFError)
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -94,6 +95,9 @@ def _classify(inner: BaseException, hops: int, key: Key, outer: BaseException, b
     carried = next((one for one in everything if _is(one, CodedError)), None)
     if carried is not None:
         return _coded(carried, hops + came_through_ray(carried))
+    replied = _replied(everything, key)
+    if replied is not None:
+        return replied
     builtin = _builtin(inner)
     if builtin is not None:
         return _fault(_code(NESTED.get(builtin, builtin) if hops else builtin), Trust.STRUCTURED, name, inner)
@@ -221,6 +225,17 @@ def _http(exc: BaseException, row: str | None, key: Key) -> Fault:
     )
 
 
+def _replied(everything: list[BaseException], key: Key) -> Fault | None:
+    """By the first reply that names a failure, where an exception of no table has one (requests', a plain one
+    raised from httpx's). Of a 4xx see `_http`."""
+    for one in everything:
+        found = read_exception(one, key=key)
+        status = _status_of(one) if found.code is not None else None
+        if status is not None and status >= 500:
+            return replace(_by_reading(found, _evidence(type_name(one), one)), status=status)
+    return None
+
+
 def _status_of(exc: BaseException) -> int | None:
     response = vars(exc).get("response") if hasattr(exc, "__dict__") else None
     for status in (getattr(response, "status_code", None), vars(exc).get("status")):
@@ -258,19 +273,19 @@ def _group(group: BaseExceptionGroup[BaseException], hops: int, key: Key, budget
     """The leaf that allows the least: a group is retried only when every leaf may be, and it is known
     not to have run only when that is known of every leaf."""
     faults: list[Fault] = []
-    stack: list[BaseException] = [group]
+    stack: list[tuple[BaseException, int]] = [(group, hops)]
     while stack:
-        leaf = stack.pop()
-        if _is(leaf, BaseExceptionGroup):
-            stack.extend(reversed(_LEAVES.__get__(leaf)))
+        leaf, so_far = stack.pop()
+        inner, more = _peel(leaf)
+        if _is(inner, BaseExceptionGroup):  # here, not by calling this again: what it holds counts as well
+            stack.extend((one, so_far + more) for one in reversed(_LEAVES.__get__(inner)))
             continue
         if len(faults) == MAX_LEAVES:
             faults.append(
                 _fault(_code("UNKNOWN.EXCEPTION"), Trust.NONE, f"more than {MAX_LEAVES} leaves", leaf)
             )
             break
-        inner, more = _peel(leaf)
-        faults.append(_classify(inner, hops + more, key, leaf, budget))
+        faults.append(_classify(inner, so_far + more, key, leaf, budget))
     strictest = max(faults, key=rank)
     return replace(
         strictest,

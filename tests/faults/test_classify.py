@@ -13,6 +13,7 @@ import aiohttp
 import httpx
 import pytest
 import ray.exceptions as rex
+import requests
 from aiohttp import ClientResponseError, RequestInfo
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from yarl import URL
 from faults import Action, Blame, Fault, Kind, Outcome, classify, decide, name_of
 from faults.classify import MAX_HOPS, MAX_LEAVES
 from faults.http_faults import MAX_RETRY_AFTER
-from protocol import CodedError, Trust, catalogue, mint
+from protocol import CodedError, Trust, catalogue, code_of, mint
 from protocol.safe import MAX_DETAIL
 from tests.protocol.badly_written import HOSTILE
 
@@ -198,6 +199,19 @@ def aiohttp_error(
 def test_a_status_is_read(make: Any, status: int, code: str) -> None:
     fault = classify(make(status, retry_after="7"))
     assert (fault.code, fault.status, fault.retry_after, fault.trust) == (code, status, 7.0, Trust.STRUCTURED)
+
+
+def test_a_reply_names_the_failure_of_whoever_carries_it() -> None:
+    """Also below a plain exception, and for a client that has no table: as `code_of` reads it."""
+    below = RuntimeError("the engine said no")
+    below.__cause__ = httpx_error(503, **{"x-failsoft-code": mint("ENGINE.UNHEALTHY")})
+    reply = requests.Response()
+    reply.status_code = 503
+    reply.headers["x-failsoft-code"] = mint("ENGINE.UNHEALTHY")
+    for exc in (below, requests.HTTPError("503", response=reply)):
+        fault = classify(exc)
+        assert fault.code == code_of(exc) == "ENGINE.UNHEALTHY"
+        assert (fault.status, fault.trust) == (503, Trust.CHECKSUMMED)
 
 
 def test_a_status_error_of_no_status_is_the_servers() -> None:
@@ -437,6 +451,17 @@ def test_a_group_of_very_many_leaves_is_not_retried_unseen() -> None:
     assert classify(group(*[REFUSED] * MAX_LEAVES)).code == "TRANSPORT.CONNECT"
     assert classify(group(*[REFUSED] * MAX_LEAVES, REFUSED)).code == "UNKNOWN.EXCEPTION"
     assert classify(group(*[REFUSED] * 100, ValueError("x"))).code == "UNKNOWN.EXCEPTION"
+
+
+def test_groups_that_came_through_ray_in_groups_end() -> None:
+    """Two of the next one in each of forty: a trillion leaves, of a pickle of a few hundred bytes."""
+    exc: Exception = ValueError("x")
+    for _ in range(40):
+        exc = rex.RayTaskError("f", "text", ExceptionGroup("g", [exc, exc]))
+    fault = classify(exc)
+    assert (fault.code, fault.trust) == ("TASK.FAILED", Trust.NONE)  # what none of the other leaves may lift
+    two = rex.RayTaskError("f", "text", ExceptionGroup("g", [rex.ActorDiedError(), REFUSED]))
+    assert classify(group(two)).code == "ACTOR.NESTED_DIED"
 
 
 def test_a_group_through_ray_is_nested() -> None:
