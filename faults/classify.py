@@ -133,9 +133,14 @@ def classify_status(status: int, headers: Mapping[Any, Any] | None = None, body:
 
 def name_of(exc: BaseException) -> Code | None:
     """The code that the tables have for ``exc``, None for none; for ``@coded(name=name_of)``, whose
-    own ``code`` then names it."""
-    code = classify(exc).code
-    return None if code.family is Family.UNKNOWN else code
+    own ``code`` then names it. What only a text says is no name: as a code it would be believed."""
+    fault = classify(exc)
+    if fault.code.family is Family.UNKNOWN:
+        return None
+    if fault.trust >= Trust.SIGNED:
+        return fault.code
+    row, _ = _row(_peel(exc)[0])
+    return None if row is None else _code(row)
 
 
 def _is(exc: object, kind: type[T]) -> TypeGuard[T]:

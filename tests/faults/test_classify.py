@@ -24,6 +24,7 @@ from faults import Action, Blame, Fault, Kind, Outcome, classify, decide, name_o
 from faults.classify import MAX_HOPS, MAX_LEAVES
 from faults.http_faults import MAX_RETRY_AFTER
 from protocol import CodedError, Trust, catalogue, code_of, mint
+from protocol.boundary import named
 from protocol.safe import MAX_DETAIL
 from tests.protocol.badly_written import HOSTILE
 
@@ -467,6 +468,17 @@ def test_groups_that_came_through_ray_in_groups_end() -> None:
 def test_a_group_through_ray_is_nested() -> None:
     exc = through_ray(ExceptionGroup("g", [rex.ActorDiedError()]))
     assert classify(exc).code == "ACTOR.NESTED_DIED"
+
+
+@pytest.mark.parametrize("make", [unserializable, rex.RaySystemError])
+def test_a_guess_from_text_gains_no_trust_by_its_name(make: Any) -> None:
+    """A model that prints the name of a failure must not turn it into one that is forgiven."""
+    exc = make("the model said:\nConnectionResetError: peer")
+    assert (classify(exc).code, classify(exc).trust) == ("TRANSPORT.DISCONNECTED", Trust.HEURISTIC)
+    error = named(exc, name=name_of)
+    assert error.code in ("TASK.UNSERIALIZABLE", "INTERNAL.RAY")
+    assert name_of(ValueError(mint("TRANSPORT.CONNECT"))) is None
+    assert named(ValueError(mint("TRANSPORT.CONNECT")), name=name_of).trust is Trust.CHECKSUMMED
 
 
 # -- text: by a token, and by its trust
