@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import MutableMapping
+from contextlib import suppress
 from functools import partialmethod
 from pathlib import Path
 from types import TracebackType
@@ -52,7 +53,8 @@ class Events:
 
     @classmethod
     def to_file(cls, path: Path, *, run: str, role: str) -> Self:
-        """Append to ``path``, each event with one write, so that several processes may share it. Where that
+        """Append to ``path``, each event with one write, so that several processes may share it. A file that
+        was renamed or removed (rotated) is left for a new one of that name, at the next event. Where writing
         fails later, on a full disk, events go to the logger until it works again: whoever tells of a failure
         does not fail for it. Raises OSError when ``path`` cannot be opened."""
         return cls(_File(path), run=run, role=role)
@@ -136,13 +138,30 @@ class _File:
         self.full = False
         """Whether the last one could not be written."""
         self._path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._at = os.path.abspath(path)  # the program may change its directory
+        self._fd = self._open()
         self._torn = b""  # what ends a half-written line
         self._logger = _Stdlib()
+
+    def _open(self) -> int:
+        return os.open(self._at, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def _follow(self) -> None:
+        """Go on in the file that has the name now: whoever follows the name would miss the rest."""
+        with suppress(OSError):  # its directory may be gone: the one that is open has to do
+            try:
+                same = os.path.samestat(os.stat(self._at), os.fstat(self._fd))
+            except FileNotFoundError:
+                same = False
+            if not same:
+                fd = self._open()
+                os.dup2(fd, self._fd, inheritable=False)  # under the number that another thread may be using
+                os.close(fd)
 
     def _write(self, level: Level, line: str) -> None:
         if self._fd < 0:
             return
+        self._follow()
         data = self._torn + line.encode() + b"\n"
         try:
             while data:  # a second time only where the disk fills up right now: then it raises

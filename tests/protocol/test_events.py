@@ -179,6 +179,25 @@ def test_a_file_is_appended_to_and_closed_once(path: Path) -> None:
     assert [event["event"] for event in lines(path)] == ["a", "a"]
 
 
+@pytest.mark.parametrize("new", [True, False], ids=["and made anew", "and gone"])
+def test_a_file_that_is_rotated(path: Path, new: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who follows the name (`faults.alerts.tail`) sees what comes after it."""
+    monkeypatch.chdir(path.parent)
+    with Events.to_file(Path(path.name), run="r", role="x") as events:
+        monkeypatch.chdir("/")
+        events.emit("before")
+        old = path.rename(path.with_suffix(".1"))
+        if new:
+            path.touch()
+        events.emit("after")
+        events.emit("again")
+        old.unlink()
+        path.parent.rename(path.parent.with_suffix(".gone"))
+        events.emit("without a directory")
+    lines_of = lines(path.parent.with_suffix(".gone") / path.name)
+    assert [event["event"] for event in lines_of] == ["after", "again", "without a directory"]
+
+
 def test_a_disk_that_is_full_for_a_while(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Who reports a failure must not fail for that. What the file misses goes to the log, and the file says
     that it is missing."""
