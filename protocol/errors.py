@@ -149,7 +149,7 @@ class CodedError(Exception):
         return hash((CodedError, self.id))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {name: value for name, value in self.__dict__.items() if name in _OWN}
+        state = {name: _sendable(value) for name, value in self.__dict__.items() if name in _OWN}
         state["_chain"] = self.chain
         others = {name: value for name, value in self.__dict__.items() if name not in _OWN}
         if id(self) in _met():  # one of them leads back here: without them, or there is no end
@@ -159,6 +159,16 @@ class CodedError(Exception):
 
 
 _OWN: Final = ("code", "detail", "data", "id", "origin", "_chain")
+
+
+def _sendable(value: Any) -> Any:
+    """``value``, as JSON-safe data where somebody has put into it what cannot be pickled."""
+    if value and type(value) is dict:
+        try:
+            pickle.dumps(value)
+        except Exception:  # noqa: BLE001 - __reduce__ of a foreign value may raise anything
+            return json_safe(value)
+    return value
 
 
 class _Others:

@@ -188,8 +188,9 @@ class EngineFleet:
         """An engine is about to be paused on purpose, for at most ``seconds``: until `release` it is not
         `routable` and not asked whether it is healthy, for a paused SGLang does not answer ``/health``; only
         that its process lives is seen to. A router in front keeps it, with requests that wait there: it would
-        have no engine left where all are paused at once. Raises CodedError POOL.MISUSE when it is not running,
-        ENGINE.SUPERVISOR_LOST when nobody answers."""
+        have no engine left where all are paused at once.
+
+        Raises CodedError POOL.MISUSE when it is not running, ENGINE.SUPERVISOR_LOST when nobody answers."""
         if not seconds > 0:
             raise CodedError("CONFIG.INVALID", f"hold: seconds is more than 0, not {seconds}")
         await self._keeper(key).hold(seconds, reason)

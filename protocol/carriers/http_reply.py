@@ -52,6 +52,7 @@ Headers = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 _MAX_HEADERS: Final = 256
 _MAX_JSON: Final = 1 << 20
 _MAX_DEPTH: Final = 16
+_ECHOED_IN_TEXT = re.compile(rb'"(?:%s)"\s*:' % b"|".join(name.encode() for name in sorted(ECHOED)))
 _SECONDS = re.compile(r"[0-9]{1,9}\Z")
 
 
@@ -261,7 +262,14 @@ def _in_document(body: bytes, key: Key) -> Reading | None:
 
 def _in_text(body: bytes, key: Key) -> Reading:
     parsed = _json(body)
-    return read(body if parsed is None else "\n".join(_texts(parsed)), key=key)
+    return read(_before_echoes(body) if parsed is None else "\n".join(_texts(parsed)), key=key)
+
+
+def _before_echoes(body: bytes) -> bytes:
+    """Of JSON that is cut, or too long to be parsed, what stands before the first of `ECHOED`: where its
+    value ends cannot be told. Of any other text, all of it."""
+    found = _ECHOED_IN_TEXT.search(body) if body.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") else None
+    return body if found is None else body[: found.start()]
 
 
 def _json(body: bytes) -> Any:

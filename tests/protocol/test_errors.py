@@ -60,6 +60,17 @@ def test_equal_after_a_round_trip(error: CodedError, again: Again) -> None:
     assert getattr(back, "__notes__", None) == getattr(error, "__notes__", None)
 
 
+@pytest.mark.parametrize("again", ROUND_TRIPS.values(), ids=ROUND_TRIPS)
+def test_data_that_cannot_be_pickled_does_not_cost_the_name(again: Again) -> None:
+    """What is given is made JSON-safe; what is put there later may be anything."""
+    error = CodedError("ACTOR.DIED", "d", {"node": "n1"})
+    error.data["lock"] = threading.Lock()
+    error.data["set"] = {1}
+    back = again(error)
+    assert (back.code, back.id, back.data["node"]) == (error.code, error.id, "n1")
+    assert "lock" in str(back.data["lock"])
+
+
 def test_the_message_does_not_double() -> None:
     error = RequiredArguments("sglang", 30000)
     text = str(error)

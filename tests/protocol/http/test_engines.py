@@ -139,19 +139,33 @@ async def test_what_a_model_wrote_is_no_failure(engine: Application, client: str
             assert (kind, seen.status, seen.reading) == (kind, 200, Reading())
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {
-            "detail": [
-                {"type": "missing", "loc": ["body", "model"], "msg": "Field required", "input": SAID[0]}
-            ]
-        },
-        {"detail": [{"msg": "Field required", "input": {"prompt": SAID[0], "n": 1}, "ctx": {"x": SAID[0]}}]},
-        {"detail": "not valid", "body": {"messages": [{"role": "user", "content": SAID[0]}]}},
-        {"error": {"message": "too long", "prompt": SAID[0], "choices": [{"text": SAID[0]}]}},
-    ],
-)
+REPEATS: list[Any] = [
+    {"detail": [{"type": "missing", "loc": ["body", "model"], "msg": "Field required", "input": SAID[0]}]},
+    {"detail": [{"msg": "Field required", "input": {"prompt": SAID[0], "n": 1}, "ctx": {"x": SAID[0]}}]},
+    {"detail": "not valid", "body": {"messages": [{"role": "user", "content": SAID[0]}]}},
+    {"error": {"message": "too long", "prompt": SAID[0], "choices": [{"text": SAID[0]}]}},
+]
+
+
+@pytest.mark.parametrize("body", REPEATS)
+@pytest.mark.parametrize("status", [400, 422, 500])
+def test_what_a_cut_error_repeats_of_the_request_is_no_failure(status: int, body: Any) -> None:
+    """Cut by a budget or a broken connection it is no JSON any more, and the model's text no text of the
+    server's."""
+    whole = json.dumps(body).encode()
+    for end in range(1, len(whole)):
+        assert read_reply(status, {"content-type": "application/json"}, whole[:end]) == Reading()
+
+
+@pytest.mark.parametrize("member", ["input", "messages", "choices"])
+def test_what_a_cut_error_says_before_that_names_it(member: str) -> None:
+    quoted = f'not "{member}": {ERROR}'
+    body = json.dumps({"message": quoted, member: str(OTHER), "more": str(OTHER)}).encode()
+    for cut in (body[:-1], body + b"\n{"):
+        assert read_reply(500, {}, cut).code == ERROR.code
+
+
+@pytest.mark.parametrize("body", REPEATS)
 @pytest.mark.parametrize("status", [400, 422, 500])
 def test_what_an_error_repeats_of_the_request_is_no_failure(status: int, body: Any) -> None:
     """pydantic repeats the input that it rejects, and a model's earlier output may stand in it."""
