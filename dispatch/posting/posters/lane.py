@@ -157,7 +157,8 @@ class PosterLane:
             finally:
                 wake.cancel()
             self._suspect.clear()
-            self.trouble = failure = self.lost or self._session.ended() or await self._probe()
+            failure = self.lost or self._session.ended() or await self._probe()
+            self.trouble = failure = self.lost or failure  # its answer may have come just before its death
             if failure is None:
                 strikes, away = 0, 0.0
                 if self._hold.done():  # answers, yet the death detector broke off: set a new one

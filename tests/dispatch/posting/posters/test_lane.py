@@ -36,6 +36,31 @@ async def test_an_unavailable_poster_is_probed_at_its_interval_and_not_in_a_hot_
     assert isinstance(lane._hold.exception(), ConnectionResetError)
 
 
+async def test_a_death_that_the_probes_answer_met_is_final(ray_local: None) -> None:
+    """Back in service it would refuse each POST at once, and the POST come back to it at once, until its
+    deadline and without ever letting the event loop go on."""
+    changes: list[State] = []
+    health = Health(interval=0.05)
+    lane = PosterLane("poster/0.1", lambda _: None, lambda one: changes.append(one.state), health, Session())
+    lane.state = State.SERVING
+    died = CodedError("ACTOR.DIED", "SIGKILL")
+
+    async def answers_and_dies() -> None:
+        await asyncio.sleep(0)
+        lane._batcher.settle(died)
+        lane._died(died)
+
+    async def nothing() -> None:
+        await asyncio.Event().wait()
+
+    lane._probe = answers_and_dies  # type: ignore[method-assign]
+    lane._hold = asyncio.create_task(nothing())
+    async with asyncio.timeout(20):
+        assert await lane.watch() is died
+    assert changes == [State.QUARANTINED]
+    lane._hold.cancel()
+
+
 @pytest.mark.parametrize("how", ["quarantined", "retired"])
 async def test_out_of_service_what_was_not_sent_goes_elsewhere_at_once(
     ray_local: None, how: str, monkeypatch: pytest.MonkeyPatch
