@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from ray.exceptions import RayError
 
@@ -50,6 +50,7 @@ DEAD: Final = ("ACTOR.DIED", "NODE.PREEMPTED", "ACTOR.INIT_FAILED")
 """What Ray says of an actor that is gone for good."""
 LOST: Final = ("ACTOR", "CANCEL", "NODE", "TIMEOUT")
 """Families of failures of a call that say nothing of its requests."""
+T = TypeVar("T")
 
 
 class Wire(Protocol):
@@ -254,9 +255,8 @@ class Batcher:
         number = 0
         outcomes: list[tuple[int, Outcome]] = []
         try:
-            async with asyncio.timeout(CALL_TIMEOUT):
-                call.awaited = self._wire.send(pack(message))
-                number, outcomes = unpack_reply(await call.awaited)
+            call.awaited = self._wire.send(pack(message))
+            number, outcomes = unpack_reply(await answered(call.awaited, CALL_TIMEOUT))
         except Exception as exc:  # noqa: BLE001 - whatever it is, those who wait for the call have to hear it
             failure = exc
         finally:
@@ -385,6 +385,20 @@ class Batcher:
         task = asyncio.create_task(work)
         self._confirming.add(task)
         task.add_done_callback(self._confirming.discard)
+
+
+async def answered(call: Awaitable[T], timeout: float) -> T:
+    """What ``call`` brings within ``timeout`` seconds; else TimeoutError. What came in time counts, however
+    late this loop looks: when it had stood still, each call would seem lost, and its poster silent."""
+    reply = asyncio.ensure_future(call)
+    try:
+        await asyncio.wait({reply}, timeout=timeout)
+        if not reply.done():
+            raise TimeoutError(f"no answer within {timeout:g} s")
+        return reply.result()
+    finally:
+        if not reply.cancel() and not reply.cancelled():
+            reply.exception()  # looked at, even where a cancelled owner never asks for the result
 
 
 def _about(flight: _Flight) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import RayError
 
-from dispatch.posting.posters.batching import DEAD, Batcher, Unsent
+from dispatch.posting.posters.batching import DEAD, Batcher, Unsent, answered
 from dispatch.posting.posters.local import LocalLane
 from dispatch.posting.posters.poster import PosterInfo, Pulse, poster_class
 from dispatch.posting.posters.session import Session
@@ -246,8 +246,7 @@ class PosterLane:
 
     async def _probe(self) -> CodedError | None:
         try:
-            async with asyncio.timeout(self._health.timeout):
-                pulse: Pulse = await self._call("pulse")
+            pulse: Pulse = await answered(self._call("pulse"), self._health.timeout)
         except TimeoutError:
             # Stopped, wedged or starved: from here the three look alike.
             return CodedError(

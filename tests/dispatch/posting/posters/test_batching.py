@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from typing import Any
 
@@ -218,6 +219,22 @@ async def test_calls_that_fail_again_and_again_fail_their_requests(bench: Bench)
         await task
     bench.wire.stopped.set()
     await until(lambda: bench.released == 1)
+
+
+async def test_what_came_while_the_loop_stood_still_came_in_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "CALL_TIMEOUT", 0.2)
+    tasks = []
+    for number in range(FAILURES + 2):
+        tasks.append(bench.run(number))
+        await turns()
+    assert len(bench.wire.calls) == len(tasks)
+    for number, call in enumerate(bench.wire.calls):
+        asyncio.get_running_loop().call_later(0.1, bench.wire.answer, call, (number, ANSWER))
+    time.sleep(0.5)  # noqa: ASYNC251 - as a caller's own code does that computes
+    assert await asyncio.gather(*tasks) == [ANSWER] * len(tasks)
+    assert bench.suspected == 0
 
 
 async def test_a_death_ends_what_was_sent_and_hands_back_what_was_not(bench: Bench) -> None:

@@ -1,12 +1,14 @@
 """A lane's watch over its poster, without one."""
 
 import asyncio
+import time
 
 import pytest
 from ray.exceptions import ActorDiedError
 
 from dispatch.posting.posters.batching import MAX_CALLS, Unsent
 from dispatch.posting.posters.lane import Health, PosterLane, State
+from dispatch.posting.posters.poster import Pulse
 from dispatch.posting.posters.session import Session
 from dispatch.posting.request import Answer, Item
 from protocol import CodedError
@@ -34,6 +36,22 @@ async def test_an_unavailable_poster_is_probed_at_its_interval_and_not_in_a_hot_
     assert lane.trouble is why
     assert 2 <= probes <= 20
     assert isinstance(lane._hold.exception(), ConnectionResetError)
+
+
+async def test_a_probe_that_was_answered_while_the_loop_stood_still_is_no_silence(
+    ray_local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = PosterLane("poster/0.1", lambda _: None, lambda _: None, Health(timeout=0.2), Session())
+
+    async def call(method: str) -> Pulse:
+        await asyncio.sleep(0.1)
+        return Pulse(0.0, 0)
+
+    monkeypatch.setattr(lane, "_call", call)
+    probe = asyncio.create_task(lane._probe())
+    await asyncio.sleep(0.01)
+    time.sleep(0.5)  # noqa: ASYNC251 - as a caller's own code does that computes
+    assert await probe is None
 
 
 async def test_a_death_that_the_probes_answer_met_is_final(ray_local: None) -> None:
