@@ -177,7 +177,8 @@ class Post:
         if lease is None:
             wait = targets.acquire(self._url, self._caller, fail_fast=not self._retry_upstream)
             lease = await self._in_time(wait, "for its server")
-        hedged = self._idempotent and self._shared.hedging is not None
+        suspect = self._strikes is not None and self._strikes.weight > 0  # two copies of one may end two
+        hedged = self._idempotent and self._shared.hedging is not None and not suspect
         try:
             return await _judging(lease, self._hedged(number) if hedged else self._sent(number))
         except CodedError as error:
@@ -236,7 +237,12 @@ class Post:
             return None
         shared.ledger.hedged += 1
         shared.events.emit("post.hedged", key=self._id, attempt=number, via=lane.name, url=self._url)
-        return await _judging(lease, self._sent(number, lane))
+        try:
+            return await _judging(lease, self._sent(number, lane))
+        except CodedError as error:
+            if _poster_of(error):  # the race ends with what the first copy ended with
+                await self._suspected(error)
+            raise
 
     async def _sent(self, number: int, lane: Lane | None = None) -> Reply:
         shared = self._shared
@@ -297,15 +303,14 @@ class Post:
         """Whether an engine or a poster died with this in flight, and whether that was once too often."""
         if self._shared.closing.is_set():
             return None
-        # A server may say ACTOR.DIED too, of an actor of its own or to be forgiven: its word has a status.
-        poster = error.code == "ACTOR.DIED" and error.data.get("status") is None
+        poster = _poster_of(error)
         if poster:
-            what = self._last
+            what = poster
         elif error.code in BROKE_OFF and not await self._shared.listening.at(origin_of(self._url)):
             what = origin_of(self._url)
         else:
             return None
-        self._died += poster
+        self._died += bool(poster)
         if self._strikes is None:
             self._strikes = Strikes(self._shared.deaths, self._shared.poison_after)
         return self._strikes.died(what, error.code)
@@ -356,6 +361,13 @@ class Post:
             delay=round(decision.delay, 3),
             why=decision.why,
         )
+
+
+def _poster_of(error: CodedError) -> str:
+    """The poster whose death ``error`` tells of, if it does. A server may say ACTOR.DIED too, of an actor of
+    its own or to be forgiven: its word has a status."""
+    died = error.code == "ACTOR.DIED" and error.data.get("status") is None
+    return str(error.data.get("poster", "")) if died else ""
 
 
 async def _judging(lease: Lease, attempt: Coroutine[None, None, Reply]) -> Reply:

@@ -183,7 +183,8 @@ class Batcher:
         flights, self._flights, self._outbox = list(self._flights.values()), {}, []
         for flight in flights:
             self._held.add(flight.item.attempt)
-            self._finish(flight, CodedError(error.code, error.detail, {**error.data, **_about(flight)}))
+            data = {**error.data, "poster": self._name, **_about(flight)}
+            self._finish(flight, CodedError(error.code, error.detail, data))
 
     def over(self) -> None:
         """The poster is gone with everything in it: nothing of this can run any more."""

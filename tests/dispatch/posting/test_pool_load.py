@@ -141,7 +141,9 @@ class DeadlyTransport(httpx.AsyncBaseTransport):
         self._inner = AiohttpTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if request.headers["x-request-id"] == "poison":
+        if request.headers["x-request-id"] in ("poison", "slow poison"):
+            if request.headers["x-request-id"] == "slow poison":
+                await asyncio.sleep(0.5)
             os._exit(1)
         return await self._inner.handle_async_request(request)
 
@@ -165,6 +167,22 @@ async def test_a_request_that_kills_posters_ends_as_poison_and_never_reaches_the
         await asyncio.gather(*innocent)
         await until(lambda: pool.stats().recreated == 3, 30)
     assert len(events.named("poster.died")) == 3
+
+
+async def test_both_copies_of_a_hedged_poison_count_and_a_suspect_has_one(
+    make_pool: MakePool, witness: Witness
+) -> None:
+    load = LoadControl(hedge_at=0.9, hedge_share=1.0)
+    options: dict[str, Any] = {"posters_per_node": 2, "max_attempts": 20, "transport": DeadlyTransport}
+    async with make_pool(8, load=load, **options) as pool:
+        for _ in range(40):
+            await pool.post(witness.url("ok"), {})
+        with pytest.raises(CodedError) as caught:
+            await pool.post(witness.url("ok"), {}, request_id="slow poison")
+        assert caught.value.code == "REQUEST.POISON"
+        assert len(set(caught.value.data["deaths"])) == 3
+        await until(lambda: pool.stats().recreated >= 3, 30)
+        assert [one.generation for one in pool.stats().posters] in ([2, 3], [3, 2])
 
 
 async def test_a_server_that_says_a_poster_died_gets_no_more_attempts_for_it(
