@@ -65,7 +65,8 @@ class Shared:
 
 
 class Post:
-    """See the module. ``ends`` is the deadline in loop time."""
+    """See the module. ``ends`` is the deadline in loop time; ``strikes`` are the caller's, who may send the
+    request again, None where this is all that becomes of it."""
 
     __slots__ = (
         "_attempts",
@@ -79,6 +80,7 @@ class Post:
         "_id",
         "_idempotent",
         "_last",
+        "_lent",
         "_loop",
         "_paced",
         "_retry_upstream",
@@ -116,6 +118,7 @@ class Post:
         self._last = ""
         self._paced = False
         self._strikes = strikes
+        self._lent = strikes is not None
         self._harmless = False
         self._died = 0
 
@@ -125,7 +128,12 @@ class Post:
         return self._attempts
 
     async def run(self, max_attempts: int) -> Reply:
-        reply = await self._tried(max_attempts)
+        try:
+            reply = await self._tried(max_attempts)
+        except BaseException as exc:
+            if self._strikes is not None and not self._lent:
+                self._strikes.ended(exc)
+            raise
         if self._strikes is not None:
             self._strikes.came_through()
         return reply

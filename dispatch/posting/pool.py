@@ -198,7 +198,7 @@ class PosterPool:
         know another server; the pool then retries only what its posters did. ``caller`` says for whom
         it is: where POSTs have to wait, callers take turns, however many each of them has waiting.
         ``strikes`` (from `strikes`) remembers the deaths that it was there at, for a caller that sends it
-        to one server after the other.
+        to one server after the other, and says with `Strikes.ended` when it gives up.
 
         Raises CodedError: what failed last, REQUEST.OUTCOME_UNKNOWN where a request that is not
         idempotent may have run, REQUEST.INVALID for what cannot be sent, POOL.* for the pool itself."""

@@ -254,14 +254,18 @@ class _Asking:
 
     async def run(self) -> Sample:
         client = self._client
-        return await retrying(
-            self._attempt,
-            idempotent=True,
-            max_attempts=client._max_attempts,
-            remaining=self._remaining,
-            backoff=client._backoff,
-            on_failure=self._failed,
-        )
+        try:
+            return await retrying(
+                self._attempt,
+                idempotent=True,
+                max_attempts=client._max_attempts,
+                remaining=self._remaining,
+                backoff=client._backoff,
+                on_failure=self._failed,
+            )
+        except BaseException as exc:
+            self._strikes.ended(exc)
+            raise
 
     def _remaining(self) -> float:
         return self._client._deadline - (time.monotonic() - self._began)

@@ -10,6 +10,8 @@ while it is tried alone has hardly another cause, and ends it as REQUEST.POISON.
 Where things die anyway, being there proves nothing: deaths of late at which a request was not there count
 for it, once all who were there have come through and so are cleared. A bystander on a cluster that loses a
 poster a second has many of those. Copies of one poison that end an engine each do not speak for one another.
+Who was there and ended in between, of something else or because its caller went away, is no longer asked, so
+long as another one came through: among a thousand there is always one of those.
 """
 
 from __future__ import annotations
@@ -70,13 +72,20 @@ class Turns:
 
 
 class Death:
-    """One death. ``suspects``: how many were there that have not come through since."""
+    """One death. ``suspects``: how many were there and may still be the cause; ``cleared``: whether one who
+    was there has come through since."""
 
-    __slots__ = ("suspects", "when")
+    __slots__ = ("cleared", "suspects", "when")
 
     def __init__(self, when: float) -> None:
         self.when = when
         self.suspects = 0
+        self.cleared = False
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether it was nobody's doing, as far as can be known."""
+        return self.cleared and not self.suspects
 
 
 class Deaths:
@@ -102,12 +111,11 @@ class Deaths:
         return death
 
     def unexplained(self, attended: set[Death]) -> int:
-        """How many deaths of late, besides ``attended``, were nobody's doing: all who were there have come
-        through since."""
+        """How many deaths of late, besides ``attended``, were nobody's doing."""
         since = self._now() - WINDOW
         while self._late and self._late[0].when < since:
             self._late.popleft()
-        return sum(1 for death in self._late if not death.suspects and death not in attended)
+        return sum(1 for death in self._late if death.unexplained and death not in attended)
 
 
 class Strikes:
@@ -148,6 +156,18 @@ class Strikes:
 
     def came_through(self) -> None:
         """The request was answered: none of the deaths was its doing."""
+        for death in self._attended:
+            death.cleared = True
+        self._leave()
+
+    def ended(self, exc: BaseException) -> None:
+        """The request ended with ``exc``, and nobody sends it again. Unless that is a death it is no suspect
+        any more, though not cleared either."""
+        code = str(exc.data.get("cause", exc.code)) if isinstance(exc, CodedError) else ""
+        if code != "REQUEST.POISON" and (not self._deaths or code != self._deaths[-1][1]):
+            self._leave()
+
+    def _leave(self) -> None:
         for death in self._attended:
             death.suspects -= 1
         self._attended.clear()

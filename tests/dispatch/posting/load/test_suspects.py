@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
+
 from dispatch.posting.load.suspects import KEEP, SAME, WINDOW, Deaths, Strikes
 from protocol import CodedError
 from tests.dispatch.posting.load.virtual import Clock, run, settle
@@ -15,6 +17,13 @@ def struck(deaths: Deaths, times: int = 2) -> Strikes:
     for number in range(times):
         assert strikes.died(f"poster/{id(strikes)}.{number}", "ACTOR.DIED") is None
     return strikes
+
+
+def nobodys(deaths: Deaths, what: str) -> None:
+    """``what`` died, and who was there came through afterwards."""
+    bystander = Strikes(deaths)
+    bystander.died(what, "ACTOR.DIED")
+    bystander.came_through()
 
 
 def register() -> tuple[Deaths, Clock]:
@@ -47,12 +56,12 @@ def test_how_many_is_a_setting() -> None:
 def test_deaths_at_which_it_was_not_there_count_for_it() -> None:
     deaths, clock = register()
     for number in range(3):
-        deaths.note(f"poster/{number}.9")
+        nobodys(deaths, f"poster/{number}.9")
     bystander = Strikes(deaths)
     for number in range(4):
         clock.now += SAME + 1
         assert bystander.died(f"poster/{number}.1", "ACTOR.DIED") is None
-        deaths.note(f"poster/{number}.2")
+        nobodys(deaths, f"poster/{number}.2")
         assert bystander.weight == 0
     clock.now += WINDOW + 1  # all of that is long ago: what it is there at now has no other cause
     assert bystander.died("poster/0.7", "ACTOR.DIED") is not None
@@ -88,6 +97,34 @@ def test_deaths_count_for_it_once_all_who_were_there_came_through() -> None:
     others[1].came_through()
     assert one.weight == 0
     assert [other.weight for other in others] == [0, 0], "whoever came through begins anew"
+
+
+@pytest.mark.parametrize(
+    ("how", "gone"),
+    [
+        (asyncio.CancelledError(), True),
+        (CodedError("REQUEST.REJECTED", "400"), True),
+        (CodedError("TIMEOUT.DEADLINE", "too late"), True),
+        (CodedError("ACTOR.DIED", "once more"), False),
+        (CodedError("REQUEST.OUTCOME_UNKNOWN", "once more", {"cause": "ACTOR.DIED"}), False),
+        (CodedError("REQUEST.POISON", "guilty"), False),
+    ],
+)
+def test_who_ended_of_something_else_is_not_waited_for(how: BaseException, gone: bool) -> None:
+    """Among the many who are there at a death one is cancelled or refused now and then; while it counted as
+    uncleared for ever, deaths without a cause spoke for nobody, and innocent ones were poison."""
+    deaths, clock = register()
+    through, other = Strikes(deaths), Strikes(deaths)
+    for each in (through, other):
+        each.died("poster/1.1", "ACTOR.DIED")
+    clock.now += SAME + 1
+    one = Strikes(deaths)
+    one.died("poster/2.1", "ACTOR.DIED")
+    other.ended(how)
+    assert one.weight == 1, "nobody who was there has come through yet"
+    through.came_through()
+    assert one.weight == (0 if gone else 1)
+    assert other.weight == (0 if gone else 1)
 
 
 def test_all_who_were_there_tell_of_one_death() -> None:
