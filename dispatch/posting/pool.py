@@ -124,7 +124,7 @@ class PosterPool:
         self._ledger = Ledger()
         self._admission: Admission[Lane] = Admission(concurrency)
         self._closing = asyncio.Event()
-        self._closed = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None
         self._backoff = backoff
         self._load = load
         self._metrics = Metrics() if metrics else None
@@ -301,17 +301,14 @@ class PosterPool:
 
     async def close(self) -> None:
         """End the pool: outstanding POSTs fail with POOL.CLOSED, and afterwards no actor, process or
-        connection of it is left. Idempotent."""
+        connection of it is left. Idempotent; one that is cancelled goes on by itself, and the next waits for
+        its end."""
         if self._loop is None:
             return
-        if self._closing.is_set():
-            await self._closed.wait()  # by whoever came first
-            return
-        self._closing.set()
-        try:
-            await self._end()
-        finally:
-            self._closed.set()
+        if self._ending is None:
+            self._closing.set()
+            self._ending = asyncio.create_task(self._end())
+        await asyncio.shield(self._ending)  # whoever came first, and whatever becomes of who waits for it
 
     async def _end(self) -> None:
         closed = CodedError("POOL.CLOSED", "the pool was closed before the request was sent")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dispatch.posting import PosterPool
+from dispatch.processes import same_process
 from protocol import CodedError, catalogue
 from tests.support.fixtures import MakePool
 from tests.support.wait import until
@@ -180,6 +181,20 @@ async def test_two_closes_at_once_end_the_pool_once(make_pool: MakePool, witness
     async with asyncio.timeout(30):
         await asyncio.gather(pool.close(), pool.close())
     assert (await refused(task)).code == "POOL.CLOSED"
+
+
+async def test_a_close_that_is_cancelled_leaves_nothing_behind_either(make_pool: MakePool) -> None:
+    pool = make_pool(4, posters_per_node=2)
+    await pool.start()
+    posters = pool.stats().posters
+    closing = asyncio.create_task(pool.close())
+    await asyncio.sleep(0.01)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    async with asyncio.timeout(30):
+        await pool.close()
+    assert [same_process(one.pid, one.create_time) for one in posters] == [None, None]
 
 
 # ---- Ray is shut down under the pool
