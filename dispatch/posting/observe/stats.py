@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from typing import Final
 
 import msgspec
 
 from dispatch.posting.load import TargetStats
+
+RECOVERIES: Final = 1000
+"""How many of the last recoveries are kept: all of them are read once a second."""
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -39,7 +43,8 @@ class PoolStats(msgspec.Struct, frozen=True):
     pool or at their server; ``occupied`` the places that are taken, which
     includes attempts whose caller has gone and whose remote end is not yet known to have stopped.
     ``sent`` counts attempts, ``retried`` those after a first, ``hedged`` second copies beside a first,
-    ``local`` those by the local client. ``targets`` are the servers."""
+    ``local`` those by the local client. ``recreated`` counts posters that were replaced, and ``recoveries``
+    are the last `RECOVERIES` of those. ``targets`` are the servers."""
 
     submitted: int
     succeeded: int
@@ -74,4 +79,4 @@ class Ledger:
         self.sent = self.retried = self.hedged = self.local = self.recreated = 0
         self.failed_by_code: Counter[str] = Counter()
         self.retried_by_code: Counter[str] = Counter()
-        self.recoveries: list[Recovery] = []
+        self.recoveries: deque[Recovery] = deque(maxlen=RECOVERIES)

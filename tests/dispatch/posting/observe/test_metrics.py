@@ -22,7 +22,7 @@ from dispatch.posting.observe.metrics import (
     as_markdown,
     in_ray,
 )
-from dispatch.posting.observe.stats import PoolStats, PosterStats, Recovery
+from dispatch.posting.observe.stats import RECOVERIES, Ledger, PoolStats, PosterStats, Recovery
 from tests.support.witness import ROOT
 
 CODES = ("UPSTREAM.ABORTED", "TRANSPORT.RESET", "TIMEOUT.DEADLINE")
@@ -240,3 +240,10 @@ def test_the_page_shows_the_table() -> None:
     for name in {word.strip("`{ ") for word in page.split() if word.startswith("`ray_failsoft")}:
         known = {f"ray_{one.name}" for one in TABLE}
         assert any(name.startswith(one) for one in known), name
+
+
+def test_the_ledger_keeps_the_last_recoveries_only() -> None:
+    ledger = Ledger()
+    for number in range(RECOVERIES + 5):
+        ledger.recoveries.append(Recovery(f"poster/{number}", "ACTOR.DIED", 1.0))
+    assert [len(ledger.recoveries), ledger.recoveries[0].key] == [RECOVERIES, "poster/5"]
