@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Coroutine, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -66,7 +66,7 @@ class Shared:
 
 class Post:
     """See the module. ``ends`` is the deadline in loop time; ``strikes`` are the caller's, who may send the
-    request again, None where this is all that becomes of it."""
+    request again, None where this is all that becomes of it; ``on_sent`` hears of each attempt."""
 
     __slots__ = (
         "_attempts",
@@ -82,6 +82,7 @@ class Post:
         "_last",
         "_lent",
         "_loop",
+        "_on_sent",
         "_paced",
         "_retry_upstream",
         "_shared",
@@ -102,6 +103,7 @@ class Post:
         retry_upstream: bool,
         caller: Hashable,
         strikes: Strikes | None,
+        on_sent: Callable[[], None] | None = None,
     ) -> None:
         self._shared = shared
         self._id = id
@@ -119,6 +121,7 @@ class Post:
         self._paced = False
         self._strikes = strikes
         self._lent = strikes is not None
+        self._on_sent = on_sent
         self._harmless = False
         self._died = 0
 
@@ -255,6 +258,7 @@ class Post:
     async def _sent(self, number: int, lane: Lane | None = None) -> Reply:
         shared = self._shared
         ledger = shared.ledger
+        on_sent = self._on_sent if lane is None else None  # a second copy begins nothing
         back = False
         while True:
             lane = lane or shared.admission.try_acquire(self._avoid)
@@ -276,6 +280,8 @@ class Post:
             ledger.sent += 1
             ledger.retried += number > 1
             ledger.local += lane.via == "local"
+            if on_sent is not None:
+                on_sent()
             item = Item(self._id, next(shared.sequence), self._url, self._body, self._headers)
             try:
                 answer = await lane.run(item, left)

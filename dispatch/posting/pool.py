@@ -189,6 +189,7 @@ class PosterPool:
         retry_upstream: bool = True,
         caller: Hashable = None,
         strikes: Strikes | None = None,
+        on_sent: Callable[[], None] | None = None,
     ) -> Reply:
         """POST ``payload`` as JSON to ``url``.
 
@@ -198,7 +199,8 @@ class PosterPool:
         know another server; the pool then retries only what its posters did. ``caller`` says for whom
         it is: where POSTs have to wait, callers take turns, however many each of them has waiting.
         ``strikes`` (from `strikes`) remembers the deaths that it was there at, for a caller that sends it
-        to one server after the other, and says with `Strikes.ended` when it gives up.
+        to one server after the other, and says with `Strikes.ended` when it gives up. ``on_sent`` is
+        called whenever it goes out, be it again: once it has its place, however long it waited for that.
 
         Raises CodedError: what failed last, REQUEST.OUTCOME_UNKNOWN where a request that is not
         idempotent may have run, REQUEST.INVALID for what cannot be sent, POOL.* for the pool itself."""
@@ -220,6 +222,7 @@ class PosterPool:
             retry_upstream=retry_upstream,
             caller=caller,
             strikes=strikes,
+            on_sent=on_sent,
         )
         span = self._tracing.begin(url) if self._tracing is not None else None
         status: int | None = None

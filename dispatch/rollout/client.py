@@ -280,7 +280,12 @@ class _Asking:
     async def _sent(self, number: int) -> Sample:
         client = self._client
         target = await client._router.pick(self._avoid, timeout=max(self._remaining(), 0.0))
-        version = target.weight_version  # at dispatch: the engine may be updated while it generates
+        version: str | None = None
+
+        def dispatched() -> None:  # the engine may be updated before, while it waits, and while it generates
+            nonlocal version
+            version = client._router.version(target)
+
         url = target.url + PATHS[client._api]
         fault: Fault | None = None
         try:
@@ -296,6 +301,7 @@ class _Asking:
                 request_id=self.id,
                 retry_upstream=False,
                 strikes=self._strikes,
+                on_sent=dispatched,
             )
             made = read(client._api, reply.data, url)
             client._router.learn(target, made.weight_version)

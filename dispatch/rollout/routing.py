@@ -103,6 +103,10 @@ class Router:
             except TimeoutError:
                 continue
 
+    def version(self, target: Target) -> str | None:
+        """The weight version of ``target`` now, also where its engine was away in between."""
+        return self._targets.get(target.url, target).weight_version
+
     def set_aside(self, target: Target, seconds: float) -> None:
         """Nothing new for ``target`` during the next ``seconds``: the pool gives it none either."""
         until = asyncio.get_running_loop().time() + seconds

@@ -183,6 +183,21 @@ async def test_the_version_is_the_one_at_dispatch(pool: PosterPool, engines: Eng
     assert (old.weight_version, new.weight_version) == ("v1", "v2")
 
 
+async def test_what_waited_for_its_place_carries_the_version_with_which_it_went(
+    pool: PosterPool, engines: Engines
+) -> None:
+    slow = engines(0, "--token-rate", "30", "--weight-version", "v1")
+    fleet = StandIn(engine(0, slow.url, version="v1"))
+    more = 3
+    client = made(pool, router=Router.follow(fleet, Events()), n=CONCURRENCY + more, sampling=Sampling(24))
+    asked = asyncio.create_task(everything(client, prompts("The harbour")))
+    await until(lambda: pool.stats().waiting == more, what="the others wait for a place")
+    fleet.becomes(engine(0, slow.url, state="suspect", version="v1"))
+    fleet.becomes(engine(0, slow.url, version="v2"))
+    came = Counter(one.weight_version for one in await asked if isinstance(one, Sample))
+    assert came == {"v1": CONCURRENCY, "v2": more}
+
+
 async def test_a_retry_carries_the_version_of_its_own_dispatch(
     pool: PosterPool, shared: EngineUnderTest
 ) -> None:
