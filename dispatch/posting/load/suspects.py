@@ -51,24 +51,26 @@ class Turns:
         return not self._lock.locked() and self._together == 0
 
     @asynccontextmanager
-    async def together(self) -> AsyncIterator[None]:
-        """With others that are here in the same way."""
-        async with self._lock:
+    async def turn(self, alone: Callable[[], bool]) -> AsyncIterator[None]:
+        """With no other suspect under way where ``alone`` says so when the turn has come, else with others
+        that are here in the same way: what was to be alone when it began to wait may be excused by then."""
+        await self._lock.acquire()
+        try:
+            if alone():
+                await self._nobody.wait()
+            if alone():
+                yield
+                return
             self._together += 1
             self._nobody.clear()
+        finally:
+            self._lock.release()
         try:
             yield
         finally:
             self._together -= 1
             if self._together == 0:
                 self._nobody.set()
-
-    @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        """With no other suspect under way."""
-        async with self._lock:
-            await self._nobody.wait()
-            yield
 
 
 class Death:
@@ -177,7 +179,7 @@ class Strikes:
         """Around each attempt, and around the wait for its place, so that whoever waits here occupies none.
         Without a death it passes at once; with one or more, when no suspect is being tried alone; when only
         one more death is left, alone. A suspect's own attempt must not be what another one dies of."""
-        weight = self.weight
-        if weight >= self._most - 1:
-            return self._register.turns.alone()
-        return self._register.turns.together() if weight else _OPEN
+        return self._register.turns.turn(self._alone) if self.weight else _OPEN
+
+    def _alone(self) -> bool:
+        return self.weight >= self._most - 1

@@ -195,6 +195,32 @@ def test_who_waits_for_whom() -> None:
     run(scenario())
 
 
+def test_who_is_cleared_while_it_waits_is_not_tried_alone_any_more() -> None:
+    async def scenario() -> float:
+        loop = asyncio.get_running_loop()
+        deaths = Deaths(loop.time)
+        suspects = [Strikes(deaths) for _ in range(40)]
+        for number in range(2):
+            for one in suspects:
+                one.died(f"poster/{number}.1", "ACTOR.DIED")
+
+        async def attempt(one: Strikes) -> None:
+            async with one.turn():
+                await asyncio.sleep(10.0)
+            one.came_through()
+
+        tasks = [asyncio.create_task(attempt(one)) for one in suspects]
+        began = loop.time()
+        await asyncio.sleep(1.0)
+        for number in range(2):
+            nobodys(deaths, f"poster/{number}.2")
+        await asyncio.gather(*tasks)
+        assert deaths.turns.idle
+        return loop.time() - began
+
+    assert run(scenario()) == pytest.approx(20.0)
+
+
 def test_one_suspect_at_a_time_in_order_whoever_is_cancelled() -> None:
     async def scenario(seed: int) -> None:
         rng = random.Random(seed)
