@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from dispatch.posting.admission import Admission
 from dispatch.posting.load import Deaths, Hedging, Lease, RetryBudget, Strikes, Targets, Verdict, verdict_of
 from dispatch.posting.load.listening import Listening
+from dispatch.posting.load.suspects import OPEN
 from dispatch.posting.load.targets import origin_of
 from dispatch.posting.observe.stats import Ledger
 from dispatch.posting.posters.batching import Unsent
@@ -175,10 +176,11 @@ class Post:
     async def _attempt(self, number: int) -> Reply:
         if self._paced:
             await self._in_time(self._pace(), "for the retry budget")
-        if self._strikes is None or not self._strikes.weight:
+        turn = self._strikes.turn() if self._strikes is not None else OPEN
+        if turn is OPEN:
             return await self._judged(number)
-        async with contextlib.AsyncExitStack() as turn:
-            await self._in_time(turn.enter_async_context(self._strikes.turn()), "for its turn as a suspect")
+        async with contextlib.AsyncExitStack() as entered:
+            await self._in_time(entered.enter_async_context(turn), "for its turn as a suspect")
             return await self._judged(number)
 
     async def _judged(self, number: int) -> Reply:

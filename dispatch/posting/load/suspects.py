@@ -31,7 +31,8 @@ SAME: Final = 2.0
 """Seconds within which all who were there tell of one death."""
 KEEP: Final = 256
 """Most deaths that are remembered."""
-_OPEN: Final[AbstractAsyncContextManager[None]] = contextlib.nullcontext()
+OPEN: Final[AbstractAsyncContextManager[None]] = contextlib.nullcontext()
+"""The turn of what no death speaks against."""
 
 
 class Turns:
@@ -122,13 +123,15 @@ class Deaths:
 
 class Strikes:
     """The deaths that one request was there at. Its POST makes one when it sees the first of them, and
-    keeps it: not by id, which two POSTs may share. ``most`` deaths that nothing else explains end it."""
+    keeps it: not by id, which two POSTs may share. ``most`` deaths that nothing else explains end it, the
+    last of them while it was tried alone: what excused it when it was sent may be long ago when it ends."""
 
-    __slots__ = ("_attended", "_deaths", "_most", "_register")
+    __slots__ = ("_attended", "_deaths", "_most", "_register", "_sent_with")
 
     def __init__(self, register: Deaths, most: int = 3) -> None:
         self._register = register
         self._most = most
+        self._sent_with = 0  # its weight when it was sent last
         self._attended: set[Death] = set()
         self._deaths: list[tuple[str, str]] = []
 
@@ -147,7 +150,9 @@ class Strikes:
             self._attended.add(death)
             death.suspects += 1
         self._deaths.append((what, str(code)))
-        if self.weight < self._most:
+        alone = self._sent_with >= self._most - 1
+        self._sent_with = self.weight
+        if self._sent_with < self._most or not alone:
             return None
         named = [what for what, _ in self._deaths]
         return CodedError(
@@ -174,12 +179,15 @@ class Strikes:
             death.suspects -= 1
         self._attended.clear()
         self._deaths.clear()
+        self._sent_with = 0
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         """Around each attempt, and around the wait for its place, so that whoever waits here occupies none.
         Without a death it passes at once; with one or more, when no suspect is being tried alone; when only
         one more death is left, alone. A suspect's own attempt must not be what another one dies of."""
-        return self._register.turns.turn(self._alone) if self.weight else _OPEN
+        self._sent_with = self.weight
+        return self._register.turns.turn(self._alone) if self._sent_with else OPEN
 
     def _alone(self) -> bool:
-        return self.weight >= self._most - 1
+        self._sent_with = self.weight
+        return self._sent_with >= self._most - 1

@@ -63,8 +63,12 @@ def test_deaths_at_which_it_was_not_there_count_for_it() -> None:
         assert bystander.died(f"poster/{number}.1", "ACTOR.DIED") is None
         nobodys(deaths, f"poster/{number}.2")
         assert bystander.weight == 0
-    clock.now += WINDOW + 1  # all of that is long ago: what it is there at now has no other cause
-    assert bystander.died("poster/0.7", "ACTOR.DIED") is not None
+    clock.now += WINDOW + 1  # all of that is long ago, and excuses it no more; yet it was not alone
+    assert bystander.died("poster/0.7", "ACTOR.DIED") is None
+    assert bystander.weight == 5
+    assert bystander.died("poster/1.7", "ACTOR.DIED") is not None, (
+        "what it is there at now has no other cause"
+    )
 
 
 def test_two_poisons_do_not_speak_for_each_other() -> None:
