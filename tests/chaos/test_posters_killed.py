@@ -66,6 +66,7 @@ async def test_every_poster_killed_at_once_local_service_and_the_way_back(
             await load.replaced(tally, victims)
             served = load.via["poster"]
             await until(lambda: load.via["poster"] >= served + 100, what="posters serve again")
+            await load.more(300)
         await load.verify(least=500)
         assert pool.stats().local > 0
     assert len(events.named("pool.local")) == 1
