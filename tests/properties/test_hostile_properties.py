@@ -97,8 +97,8 @@ def names(recipe: Recipe, where: str) -> None:
     else:
         error = answered(CodedError, "TASK.FAILED", exc)
     assert answered(read, error).code == "TASK.FAILED"
-    made, (lineage, args, state) = answered(error.__reduce__)
-    assert error == made(lineage, args, state)
+    made, its_arguments = answered(error.__reduce__)
+    assert error == made(*its_arguments)
     assert msgspec.json.encode([error.detail, error.data, error.origin, error.chain])
 
 
