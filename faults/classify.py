@@ -40,8 +40,8 @@ _MODULES: Final = frozenset(name.rpartition(".")[0] for name in TABLE)
 _TASK_ERROR: Final = TASK_ERROR.rpartition(".")[2]
 MAX_HOPS: Final = 16
 MAX_LEAVES: Final = 1024
-"""Most leaves of a group, with those of groups that came through Ray in it, that are classified; one beyond
-that counts as unknown."""
+"""Most leaves of a group, with those of groups that came through Ray in it, that are classified, and most
+groups that are opened for it; one beyond that counts as unknown."""
 
 _DISCONNECTED: Final = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, EOFError)
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -278,18 +278,21 @@ def _group(group: BaseExceptionGroup[BaseException], hops: int, key: Key, budget
     """The leaf that allows the least: a group is retried only when every leaf may be, and it is known
     not to have run only when that is known of every leaf."""
     faults: list[Fault] = []
+    groups = 0
     stack: list[tuple[BaseException, int]] = [(group, hops)]
     while stack:
         leaf, so_far = stack.pop()
         inner, more = _peel(leaf)
-        if _is(inner, BaseExceptionGroup):  # here, not by calling this again: what it holds counts as well
-            stack.extend((one, so_far + more) for one in reversed(_LEAVES.__get__(inner)))
-            continue
-        if len(faults) == MAX_LEAVES:
+        is_group = _is(inner, BaseExceptionGroup)
+        if (groups if is_group else len(faults)) == MAX_LEAVES:
             faults.append(
                 _fault(_code("UNKNOWN.EXCEPTION"), Trust.NONE, f"more than {MAX_LEAVES} leaves", leaf)
             )
             break
+        if is_group:  # here, not by calling this again: what it holds counts as well
+            groups += 1  # a RayTaskError in it may have it as its cause: without a leaf, and without an end
+            stack.extend((one, so_far + more) for one in reversed(_LEAVES.__get__(inner)))
+            continue
         faults.append(_classify(inner, so_far + more, key, leaf, budget))
     strictest = max(faults, key=rank)
     return replace(

@@ -465,6 +465,14 @@ def test_groups_that_came_through_ray_in_groups_end() -> None:
     assert classify(group(two)).code == "ACTOR.NESTED_DIED"
 
 
+def test_a_group_below_itself_ends() -> None:
+    """A pickle can say so: it holds what came through Ray, whose cause it is."""
+    for leaves in ([], [REFUSED]):
+        through = rex.RayTaskError("f", "text", ValueError("x"))
+        through.cause = ExceptionGroup("g", [*leaves, through])
+        assert classify(through.cause).code == classify(through).code == "UNKNOWN.EXCEPTION"
+
+
 def test_a_group_through_ray_is_nested() -> None:
     exc = through_ray(ExceptionGroup("g", [rex.ActorDiedError()]))
     assert classify(exc).code == "ACTOR.NESTED_DIED"
