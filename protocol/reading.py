@@ -24,6 +24,9 @@ MAX_NESTED: Final = 8
 MAX_VALUES: Final = 256
 """Most values of a mapping, and of those inside of it, that are looked at."""
 
+_MAX_OPENED: Final = 32
+"""Most groups of exceptions whose leaves are compared."""
+
 FOREIGN: Final = Code("UNKNOWN.FOREIGN")
 """What the token of a later release reads as; ``raw`` carries it on."""
 
@@ -86,14 +89,10 @@ def _read(thing: object, key: Key) -> Reading:
 def _read_exception(exc: BaseException, key: Key) -> Reading:
     from protocol.carriers.http_reply import read_exception  # here, for it needs Reading from above
 
+    named = _structured(exc, set())
+    if named is not None:
+        return named
     everything = walk(exc)
-    for one in everything:
-        if issubclass(type(one), CodedError):  # not isinstance, which asks a foreign __class__
-            return _of(one)
-        if issubclass(type(one), BaseExceptionGroup):
-            leaves = [_of(named) for leaf in leaves_of(one) if (named := _outermost(leaf)) is not None]
-            if leaves:
-                return max(leaves, key=strictness)
     for one in everything:  # what an HTTP client raises for a status holds the reply
         found = read_exception(one, key=key)
         if found.code is not None:
@@ -101,8 +100,18 @@ def _read_exception(exc: BaseException, key: Key) -> Reading:
     return read_texts(everything, key)
 
 
-def _outermost(exc: BaseException) -> BaseException | None:
-    return next((one for one in walk(exc) if issubclass(type(one), CodedError)), None)
+def _structured(exc: BaseException, opened: set[int]) -> Reading | None:
+    """By the outermost CodedError; of a group by the strictest among its leaves. ``opened`` are the groups
+    (by `id`) that were looked into: each once, and no more than `_MAX_OPENED`."""
+    for one in walk(exc):
+        if issubclass(type(one), CodedError):  # not isinstance, which asks a foreign __class__
+            return _of(one)
+        if issubclass(type(one), BaseExceptionGroup) and id(one) not in opened and len(opened) < _MAX_OPENED:
+            opened.add(id(one))
+            leaves = [found for leaf in leaves_of(one) if (found := _structured(leaf, opened)) is not None]
+            if leaves:
+                return max(leaves, key=strictness)
+    return None
 
 
 def _of(error: BaseException) -> Reading:

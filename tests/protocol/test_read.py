@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -11,6 +11,7 @@ import pytest
 import requests
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.exceptions import RayTaskError
 
 from protocol import Code, CodedError, Reading, Trust, code_of, mint, read
 from protocol.boundary import named
@@ -313,6 +314,29 @@ def test_a_cause_of_a_leaf_is_no_leaf() -> None:
     raised_from = _from(ExceptionGroup("g", [ValueError("no name")]), leaf)
     assert code_of(raised_from) == "TRANSPORT.CONNECT"
     assert named(_from(ExceptionGroup("g", [ValueError("x")]), CodedError("REQUEST.INVALID"))).id != ""
+
+
+@pytest.mark.parametrize(
+    "through", [lambda e: _from(RuntimeError("x"), e), lambda e: RayTaskError("f", "t", e)]
+)
+def test_a_group_below_a_leaf_of_a_group_is_its_strictest_leaf(
+    through: Callable[[Exception], Exception],
+) -> None:
+    """As it is alone: that it stands in another group allows no more."""
+    below = through(ExceptionGroup("below", [CodedError("ACTOR.DIED"), CodedError("CONFIG.INVALID")]))
+    group = ExceptionGroup("outer", [CodedError("ACTOR.DIED"), below])
+    assert code_of(below) == code_of(group) == named(group).code == "CONFIG.INVALID"
+
+
+def test_groups_below_leaves_of_groups_end() -> None:
+    """Two of the next one in each of a thousand, and one that lies below itself."""
+    exc: Exception = CodedError("NODE.IO")
+    for _ in range(1000):
+        exc = _from(RuntimeError("x"), ExceptionGroup("g", [_from(ValueError("x"), exc), ValueError("y")]))
+    assert code_of(exc) is None  # too deep to be found
+    loop = RuntimeError("x")
+    loop.__cause__ = ExceptionGroup("g", [loop, _from(ValueError("x"), CodedError("NODE.IO"))])
+    assert code_of(loop) == "NODE.IO"
 
 
 def test_a_groups_leaves_are_its_own_whatever_it_claims() -> None:
