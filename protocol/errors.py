@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from copy import copy, deepcopy
 from functools import lru_cache
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -156,6 +157,24 @@ class CodedError(Exception):
             _met()[id(self)] = True
             others = {}
         return (_rebuild, (_lineage(type(self)), self.args, state, _Others(others, self) if others else None))
+
+    def __copy__(self) -> Self:
+        """Of the same class whatever finds that again, for nothing has to be sent."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__, _chain=self.chain)
+        made.args = self.args
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = copy(self)
+        memo[id(self)] = made
+        for name, value in self.__dict__.items():
+            try:
+                made.__dict__[name] = deepcopy(_sendable(value) if name in _OWN else value, memo)
+            except Exception:  # noqa: BLE001 - __deepcopy__ of a foreign value may raise anything
+                made.__dict__[name] = clean(value, MAX_TEXT)
+        made._chain = self.chain
+        return made
 
 
 _OWN: Final = ("code", "detail", "data", "id", "origin", "_chain")

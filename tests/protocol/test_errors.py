@@ -97,6 +97,24 @@ def test_a_local_class_stays_itself(again: Again) -> None:
     assert back.a == 3
 
 
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy])
+def test_a_copy_needs_no_pickle(again: Again) -> None:
+    """Of a class that no pickle can send; and what several attributes share, they share in it."""
+    lock = threading.Lock()
+
+    class Local(CodedError):
+        def held(self) -> bool:
+            return lock.locked()
+
+    error = Local("NODE.IO")
+    vars(error).update(tried=(tried := ["a"]), last=tried)
+    back = again(error)
+    assert type(back) is Local
+    assert back == error
+    assert vars(back)["tried"] is vars(back)["last"]
+    assert (vars(back)["tried"] is tried) == (again is copy.copy)
+
+
 _LOCAL = """
 import pickle, sys
 from tests.protocol.badly_written import RequiredArguments
