@@ -83,14 +83,11 @@ def _classify(inner: BaseException, hops: int, key: Key, outer: BaseException, b
     if row == "UPSTREAM.SERVER_ERROR" or (row is not None and _status_of(inner) is not None):
         return _http(inner, row, key)
     if row in TEXT_ONLY:
-        # An attribute that cannot be pickled leaves a bare RayError beneath the RayTaskError.
-        bare = hops > 0 and _full(type(inner)) == "ray.exceptions.RayError"
-        return _from_text(inner, _code("TASK.UNSERIALIZABLE" if bare else row), key, budget)
+        return _from_text(inner, _code(_without_text(inner, row, hops)), key, budget)
     if row == "ACTOR.DIED":
         return _actor_died(inner, hops, key, budget)
     if row is not None:
-        made = _fault(_code(NESTED.get(row, row) if hops else row), Trust.STRUCTURED, name, inner)
-        return _nest(made, hops)
+        return _nest(_fault(_code(_without_text(inner, row, hops)), Trust.STRUCTURED, name, inner), hops)
     everything = walk(inner)
     carried = next((one for one in everything if _is(one, CodedError)), None)
     if carried is not None:
@@ -139,8 +136,18 @@ def name_of(exc: BaseException) -> Code | None:
         return None
     if fault.trust >= Trust.SIGNED:
         return fault.code
-    row, _ = _row(_peel(exc)[0])
-    return None if row is None else _code(row)
+    inner, hops = _peel(exc)
+    row, _ = _row(inner)
+    return None if row is None else _code(_without_text(inner, row, hops))
+
+
+def _without_text(exc: BaseException, row: str, hops: int) -> str:
+    """What it is by its row and its attributes alone."""
+    if hops and _full(type(exc)) == "ray.exceptions.RayError":
+        return "TASK.UNSERIALIZABLE"  # an attribute that cannot be pickled leaves a bare one
+    if row == "ACTOR.DIED" and getattr(exc, "actor_init_failed", False):
+        return "ACTOR.INIT_FAILED"
+    return NESTED.get(row, row) if hops else row
 
 
 def _is(exc: object, kind: type[T]) -> TypeGuard[T]:

@@ -489,6 +489,18 @@ def test_a_guess_from_text_gains_no_trust_by_its_name(make: Any) -> None:
     assert named(ValueError(mint("TRANSPORT.CONNECT")), name=name_of).trust is Trust.CHECKSUMMED
 
 
+@pytest.mark.parametrize(
+    ("exc", "code"),
+    [
+        (init_failed(mint("TRANSPORT.CONNECT")), "ACTOR.INIT_FAILED"),
+        (through_ray(init_failed(mint("TRANSPORT.CONNECT"))), "ACTOR.INIT_FAILED"),
+        (unpicklable("the model said:\nConnectionResetError: peer"), "TASK.UNSERIALIZABLE"),
+    ],
+)
+def test_without_its_text_it_has_the_name_that_is_known_besides(exc: BaseException, code: str) -> None:
+    assert name_of(exc) == code
+
+
 # -- text: by a token, and by its trust
 
 
