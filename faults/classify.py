@@ -28,10 +28,11 @@ from faults.text_faults import guess, line_of, plain
 from protocol import Code, CodedError, Family, Reading, Trust, read
 from protocol.carriers.http_reply import read_exception
 from protocol.errors import NESTED as NESTED_MARK
-from protocol.errors import came_through_ray, contents, trust_of, type_name, walk
+from protocol.errors import contents, trust_of, type_name
 from protocol.keys import Key, Replays
 from protocol.reading import Budget, read_texts, unless_replayed
 from protocol.safe import CONTROL, MAX_TEXT, clean, text_of
+from protocol.walking import came_through_ray, leaves_of, walk
 
 TABLE: Final[dict[str, str]] = {**RAY, **HTTP, **POOLS}
 # Cheap to ask first: most classes of most exceptions are builtins. (Not a cache by class: Ray makes a
@@ -89,9 +90,9 @@ def _classify(inner: BaseException, hops: int, key: Key, outer: BaseException, b
     if row is not None:
         return _nest(_fault(_code(_without_text(inner, row, hops)), Trust.STRUCTURED, name, inner), hops)
     everything = walk(inner)
-    carried = next((one for one in everything if _is(one, CodedError)), None)
-    if carried is not None:
-        return _coded(carried, hops + came_through_ray(carried))
+    carried = _carried(everything)
+    if carried:
+        return max((_coded(one, hops + came_through_ray(one)) for one in carried), key=rank)
     replied = _replied(everything, key)
     if replied is not None:
         return replied
@@ -139,6 +140,19 @@ def name_of(exc: BaseException) -> Code | None:
     inner, hops = _peel(exc)
     row, _ = _row(inner)
     return None if row is None else _code(_without_text(inner, row, hops))
+
+
+def _carried(everything: list[BaseException]) -> list[CodedError]:
+    """The first CodedError; of a group that comes before it, those of its leaves."""
+    for one in everything:
+        if _is(one, CodedError):
+            return [one]
+        if _is(one, BaseExceptionGroup):
+            below = (next((c for c in walk(leaf) if _is(c, CodedError)), None) for leaf in leaves_of(one))
+            found = [error for error in below if error is not None]
+            if found:
+                return found
+    return []
 
 
 def _without_text(exc: BaseException, row: str, hops: int) -> str:

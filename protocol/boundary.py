@@ -9,9 +9,10 @@ from typing import Any, Final, TypeVar, overload
 
 from protocol.carriers.http_reply import facts_of
 from protocol.codes import Code
-from protocol.errors import NESTED, CodedError, came_through_ray, caused_by, is_ray_task_error, leaves_of
+from protocol.errors import NESTED, CodedError, caused_by
 from protocol.reading import Reading, read, strictness, trust_facts
 from protocol.token import Trust
+from protocol.walking import came_through_ray, is_ray_task_error, leaves_of
 
 T = TypeVar("T")
 Namer = Callable[[BaseException], "Code | str | None"]

@@ -24,6 +24,7 @@ import msgspec
 from protocol.codes import Code
 from protocol.safe import CONTROL, MAX_TEXT, clean, json_safe, name_of_type, text_of
 from protocol.token import Trust, is_id, is_token_shaped, mint, new_id
+from protocol.walking import walk
 
 MAX_CHAIN: Final = 8
 """Most causes kept as data."""
@@ -40,7 +41,6 @@ NESTED: Final = "came_through_ray"
 happened to something that our callee called, and our callee is alive."""
 CARRIED: Final = "carried"
 """In a CodedError's data: the token of a later release that named it, carried on byte for byte."""
-_LEAVES: Final[Any] = vars(BaseExceptionGroup)["exceptions"]
 
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -342,68 +342,6 @@ def type_name(exc: BaseException) -> str:
 
 _MODULE: Final = type.__dict__["__module__"]
 _QUALNAME: Final = type.__dict__["__qualname__"]
-
-
-def below(exc: BaseException, *, context: bool = False) -> list[BaseException]:
-    """What directly lies below an exception: a group's leaves, Ray's ``cause``, then ``__cause__``.
-
-    ``__context__`` only on request: what happened to be handled when an exception arose explains it
-    to a reader, but it is another failure, and must not lend the new one its name. Attributes that
-    raise when they are read hide what is below them, and nothing else."""
-    found: list[object] = []
-    try:
-        if issubclass(type(exc), BaseExceptionGroup):  # not isinstance, which asks a foreign __class__
-            found += _LEAVES.__get__(exc)  # not the attribute, which a subclass may have replaced
-        found.append(vars(exc).get("cause"))
-        if exc.__cause__ is not None:
-            found.append(exc.__cause__)
-        elif context and not exc.__suppress_context__:
-            found.append(exc.__context__)
-    except CONTROL:
-        raise
-    except BaseException:  # noqa: BLE001, S110 - a property of a foreign exception may raise anything
-        pass
-    return [cast(BaseException, one) for one in found if issubclass(type(one), BaseException)]
-
-
-def walk(exc: BaseException, limit: int = 256, *, context: bool = False) -> list[BaseException]:
-    """``exc`` and everything below it, outermost first, each once, at most ``limit``: cause cycles
-    and chains of thousands end."""
-    seen: dict[int, BaseException] = {}
-    queue = [exc]
-    for current in queue:  # the list grows while it is read: breadth first
-        if id(current) not in seen:
-            seen[id(current)] = current
-            if len(seen) == limit:
-                break
-            queue += below(current, context=context)
-    return list(seen.values())
-
-
-def leaves_of(group: BaseException, limit: int = 256) -> list[BaseException]:
-    """The leaves of a group and of the groups in it, each once, at most ``limit``. What lies below a leaf is
-    none: the outermost names a failure."""
-    seen: dict[int, BaseException] = {}
-    queue = [group]
-    for current in queue:  # the list grows while it is read
-        if id(current) in seen:
-            continue
-        seen[id(current)] = current
-        if len(seen) == limit:
-            break
-        if issubclass(type(current), BaseExceptionGroup):
-            queue += _LEAVES.__get__(current)
-    return [one for one in seen.values() if not issubclass(type(one), BaseExceptionGroup)]
-
-
-def came_through_ray(exc: BaseException) -> bool:
-    """Whether ``exc``, or what lies below it, is a RayTaskError or its dual: raised in another process."""
-    return any(is_ray_task_error(type(one)) for one in walk(exc))
-
-
-def is_ray_task_error(kind: type) -> bool:
-    """Whether it is RayTaskError, or a dual: what Ray makes of it and the class of its cause."""
-    return any(cls.__name__ == "RayTaskError" and cls.__module__ == "ray.exceptions" for cls in kind.__mro__)
 
 
 def _links(error: CodedError) -> Iterator[Link]:

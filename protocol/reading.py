@@ -11,10 +11,11 @@ import msgspec
 
 from protocol.catalogue import STRICTNESS, catalogue
 from protocol.codes import Code
-from protocol.errors import CARRIED, CODE_TRUST, CodedError, contents, leaves_of, token_of, trust_of, walk
+from protocol.errors import CARRIED, CODE_TRUST, CodedError, contents, token_of, trust_of
 from protocol.keys import Key, Replays
 from protocol.safe import CONTROL, text_of
 from protocol.token import Trust, is_id, scan
+from protocol.walking import leaves_of, walk
 
 MAX_READ: Final = 1 << 20
 """Most characters of a text that are searched for a token: the head and the tail, half each."""

@@ -6,6 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import ray
+from hypothesis import settings
+
+# The machine is shared: an example may wait for the CPU as long as it likes.
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -123,8 +124,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("term_timeout", "canary_interval", "drain_timeout"):
             self._number(name, "is seconds, 0 or more")
         for name in ("cwd", "log_dir"):
-            if getattr(self, name) is not None and not _is_text(getattr(self, name)):
-                raise _invalid(name, getattr(self, name), "is the path of a folder")
+            path = getattr(self, name)
+            if path is not None and not (isinstance(path, os.PathLike) or _is_text(path)):
+                raise _invalid(name, path, "is the path of a folder")
         if not _is_text(self.metrics_path) or self.metrics_path[:1] not in ("", "/"):
             raise _invalid("metrics_path", self.metrics_path, 'is a path that begins with "/", or ""')
         self._check_resources()

@@ -17,9 +17,10 @@ from ray import cloudpickle
 
 from faults import Action, classify, decide
 from protocol import CodedError, Trust, code_of, coded, mint, read, scan
-from protocol.errors import MAX_CHAIN, MAX_NOTES, Link, Origin, walk
+from protocol.errors import MAX_CHAIN, MAX_NOTES, Link, Origin
 from protocol.safe import MAX_DETAIL, MAX_TEXT
 from protocol.token import _mac
+from protocol.walking import walk
 from tests.protocol.badly_written import (
     HOSTILE,
     KeywordOnly,

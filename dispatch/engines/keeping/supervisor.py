@@ -229,7 +229,11 @@ class EngineSupervisor:
     async def _start(self) -> None:
         self._starts += 1
         if self._process is not None and self._process.alive:  # a stop has failed, and may succeed by now
-            await self._process.stop(self._spec.term_timeout, self._spec.kill_timeout)
+            try:
+                await self._process.stop(self._spec.term_timeout, self._spec.kill_timeout)
+            except CodedError as exc:
+                self._set("dead", code=str(exc.code), detail=exc.detail)
+                raise
         deadline = time.monotonic() + self._spec.start_timeout
         async with probe.new_client() as client:
             # Of engines whose owner and guard were both killed: they hold memory that this one needs.

@@ -21,8 +21,8 @@ from dispatch.posting.transports.client import Client
 from faults import classify, classify_status
 from protocol import CodedError, defuse
 from protocol.carriers.http_reply import HEADER, error_from_reply
-from protocol.errors import walk
 from protocol.foreign import excerpt
+from protocol.walking import walk
 
 MAX_BODY: Final = 64 * 1024 * 1024
 """Largest reply that is read, in bytes."""

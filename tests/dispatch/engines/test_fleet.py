@@ -108,7 +108,7 @@ async def test_killed(ray_local: None, tag: Tag, events: EventFile, victim: str)
 async def test_frozen_while_another_one_dies(ray_local: None, tag: Tag, events: EventFile) -> None:
     """A stopped engine is replaced; and while its checks hang, the other one's death is seen and
     repaired (L8)."""
-    slow = spec_of(tag, health_timeout=1.5)
+    slow = spec_of(tag, health_timeout=5.0)
     async with fleet_of([slow, spec_of(tag)], events) as fleet:
         frozen, other = fleet.engines()
         states: list[str] = []
@@ -117,13 +117,13 @@ async def test_frozen_while_another_one_dies(ray_local: None, tag: Tag, events: 
         os.kill(other.pid, signal.SIGKILL)
         await until(lambda: fleet.engines()[1].restarts == 1 and fleet.engines()[1].state == "ready", 20)
         assert states == [], "the frozen one is still being checked"
-        await until(lambda: fleet.engines()[0].restarts == 1, 20)
+        await until(lambda: fleet.engines()[0].restarts == 1, 40)
         assert states[0] == "suspect", "not routable before it is touched"
         back = await fleet.wait_ready(30)
         assert back[0].pid != frozen.pid
     died = [event for event in events.named("engine.died") if event["key"] == "engine/0"]
     assert [event["code"] for event in died] == ["ENGINE.UNHEALTHY"]
-    assert "did not answer within 1.5 s" in died[0]["detail"]
+    assert "did not answer within 5 s" in died[0]["detail"]
 
 
 @pytest.mark.parametrize("seen_by", ["the fleet", "a client"])

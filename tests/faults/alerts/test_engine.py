@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from faults.alerts import AlertEngine, Change, default_rules
@@ -193,7 +193,6 @@ def test_the_default_rules() -> None:
     assert pool.alert.rule == "pool-error"
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(-3, 5)), max_size=40))
 def test_each_group_alternates_and_ends_as_its_last_line_says(steps: list[tuple[bool, int, int]]) -> None:
     engine, now = replay(), T

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from faults.alerts.fields import MAX_SHOWN, MAX_SUMMARY, Matcher, Template, is_path, lookup, shown
@@ -96,7 +96,6 @@ def test_cut_values_stay_different() -> None:
     assert len(a) == len(b) == MAX_SHOWN
 
 
-@settings(deadline=None)
 @given(st.text(), st.text())
 def test_any_text_renders_within_its_limit(detail: str, key: str) -> None:
     text = Template.parse("{detail}{key}" * 5).render(event("e", detail=detail, key=key))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from faults.alerts import default_rules, load_rules, parse_rules
@@ -168,13 +168,11 @@ def _parses_or_says_why(text: str) -> None:
     assert error is None or (error.code == "CONFIG.INVALID" and error.detail)
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_no_text_raises_anything_else(text: str) -> None:
     _parses_or_says_why(text)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_no_damage_to_a_good_file_raises_anything_else(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(FULL)))
@@ -218,7 +216,6 @@ def _toml(value: Any) -> str:
     return str(value).lower()
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from(_KEYS), _VALUES),
     st.dictionaries(st.sampled_from(["webhook", "terminal"]), _VALUES),
@@ -229,7 +226,6 @@ def test_no_values_raise_anything_else(rule: dict[str, Any], sinks: dict[str, An
     _parses_or_says_why(f"sinks = {_toml(sinks)}\n[[rule]]\n" + "\n".join(lines))
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=3), st.text(max_size=40))
 def test_any_glob_compiles_and_matches_without_raising(globs: list[str], text: str) -> None:
     match = _toml({"detail": globs})

@@ -183,7 +183,6 @@ def _cuts(data: bytes, at: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
-@settings(deadline=None)
 @given(st.lists(_LINES, max_size=8), st.lists(st.integers(0, 10_000), max_size=6))
 def test_any_cuts_give_the_same_lines(lines: list[bytes], at: list[int]) -> None:
     data = b"\n".join(lines)
@@ -194,7 +193,7 @@ def test_any_cuts_give_the_same_lines(lines: list[bytes], at: list[int]) -> None
     assert cut.reset() == whole.reset()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(_LINES, max_size=6), st.lists(st.integers(0, 10_000), max_size=5))
 def test_a_file_written_in_any_pieces_yields_the_same_events(lines: list[bytes], at: list[int]) -> None:
     data = b"".join(line + b"\n" for line in lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from faults.alerts.windows import SlidingWindow
@@ -21,7 +21,6 @@ class Naive:
         )
 
 
-@settings(deadline=None)
 @given(
     count=st.integers(1, 6),
     within=st.integers(1, 20),
@@ -43,7 +42,6 @@ def test_equals_the_naive_model_for_events_late_by_up_to_the_window(
             naive = Naive(count, within)
 
 
-@settings(deadline=None)
 @given(times=st.lists(st.floats(0, 1e9), max_size=50), count=st.integers(1, 5))
 def test_any_order_is_bounded_and_never_full_without_reason(times: list[float], count: int) -> None:
     window, naive = SlidingWindow(count, 10.0), Naive(count, 10.0)
