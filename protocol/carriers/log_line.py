@@ -4,7 +4,8 @@ A line seldom arrives as it was written. A terminal colours it, Ray's driver put
 (and counts its copies behind it), a container runtime or journald puts time and host before it, a log
 shipper cuts it at some length. `strip` takes all of that away, `read_line` reads the failure that is
 left. The shapes are those of Ray 2.60 (``print_worker_logs`` and ``LogDeduplicator`` in its source),
-ECMA-48 terminal sequences, RFC 3164 syslog, Docker's json-file driver and the Kubernetes CRI log format.
+ECMA-48 terminal sequences, RFC 3164 syslog, Docker's json-file driver, the Kubernetes CRI log format, and
+PyTorch's ranks (the excepthook of ``torch.distributed``, ``tail_log.py`` of its elastic agent).
 
 A log holds what any program printed, a policy's text included. So an event is believed as structured
 data only when it ends with its own token, signed where this process has the run's key; and a token
@@ -59,6 +60,9 @@ _BEFORE = tuple(
         rf"{_LEVEL}(?P<at> [0-9]{{2}}-[0-9]{{2}} [0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}) \[[^\[\]\n]{{1,120}}\] ",
         rf"{_LEVEL}:[^\s:]{{1,120}}:",
         rf"{_LEVEL}(?:: ?|[\t ])",
+        # PyTorch: what a rank did not catch, [rank0]: with a space; torchrun --tee, [default0]: without
+        r"\[(?P<by>rank[0-9]{1,7})\]: ",
+        r"\[(?P<by>[A-Za-z_][A-Za-z0-9_-]{0,40}[0-9])\]:",
     )
 )
 _REPEATED = re.compile(

@@ -441,6 +441,15 @@ def test_workers_whose_lines_are_interleaved_are_told_apart() -> None:
     assert set(read["followed"].values()) == {1}
 
 
+def test_ranks_that_print_over_each_other_are_told_apart() -> None:
+    """PyTorch's excepthook puts its rank before each line, but for the empty ones (torch 2.2 and later)."""
+    chain = f"{TRACE}ConnectionResetError: by peer\n{CAUSE}{TRACE}RuntimeError: no group\n"
+    logs = [[f"[rank{n}]: {line}" if line else "" for line in chain.split("\n")] for n in range(3)]
+    read = told("-", stdin=interleaved(*logs) + "TimeoutError: the launcher gave up\n")
+    assert (read["code"], read["source"], read["line"]) == ("TRANSPORT.DISCONNECTED", "rank0", 10)
+    assert read["followed"] == {"TRANSPORT.DISCONNECTED": 2, "TIMEOUT.DEADLINE": 1}
+
+
 def test_a_traceback_with_other_lines_of_the_same_process_in_between() -> None:
     text = (SAMPLES / "aiohttp_503.txt").read_text()
     lines = text.splitlines()

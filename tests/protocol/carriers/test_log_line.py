@@ -277,6 +277,9 @@ BEFORE: dict[str, tuple[str, str, str]] = {
     "Ray's component": ("2026-11-30 07:06:05,351 ERROR (agent) a.py:7 -- ", "", "2026-11-30 07:06:05,351"),
     "Python's default": ("ERROR:root:", "", ""),
     "a level": ("ERROR ", "", ""),
+    "a rank": ("[rank12]: ", "rank12", ""),
+    "torchrun": ("[default0]:", "default0", ""),
+    "a rank of torchrun in Ray": ("(W pid=1) [default0]:[rank0]: ", "W pid=1 default0 rank0", ""),
     "vLLM": ("(Core_0 pid=9) ERROR 11-30 07:06:05 [core.py:12] ", "Core_0 pid=9", "11-30 07:06:05"),
     "two": (
         "2026-11-30T07:06:05Z stderr F \x1b[36m(A pid=1)\x1b[0m ", "stderr A pid=1", "2026-11-30T07:06:05Z",
