@@ -88,6 +88,7 @@ class Job:
             with Events.to_file(events_path, run=self.run, role="driver") as events, self._signals():
                 async with AlertWatcher(events_path, rules, sinks) as watcher:
                     code = await self._work(prompts, reached, writer, skip, events)
+                    self._task = None
                     await watcher.drain(DRAIN)
             writer.sync()
             written = len(writer.done) - len(skip)
@@ -147,12 +148,12 @@ class Job:
             asyncio.get_running_loop().add_signal_handler(which, self._stop, which)
 
     def _stop(self, which: signal.Signals) -> None:
-        assert self._task is not None
         if self._signal is not None:
             os._exit(INTERRUPTED)
         self._signal = which
         self.console.print(f"{which.name}: stopping; once more to stop at once")
-        self._task.cancel()
+        if self._task is not None:  # else only the last alerts are under way, for seconds, and the summary
+            self._task.cancel()
 
     @asynccontextmanager
     async def _running(self, events: Events, urls: list[str]) -> AsyncIterator[Router]:
