@@ -73,7 +73,6 @@ def rollout(
     With --engine it works against a running fleet of SGLang or OpenAI-compatible engines; without, it
     starts small embedded engines of its own, and shows what happens when things die.
     """
-    console = Console(highlight=False, emoji=False)
     errors = Console(stderr=True, highlight=False, emoji=False)
     try:
         if resume and overwrite:
@@ -81,6 +80,7 @@ def rollout(
         # Ray is loaded here and not at the top: `failsoft --help` and bad flags answer at once.
         from failsoft.job.run import Job
         from failsoft.job.settings import Settings, parse_headers
+        from failsoft.job.view import standard_output
 
         settings = Settings(
             prompts=prompts,
@@ -104,7 +104,7 @@ def rollout(
             alertmanagers=tuple(alertmanager or ()),
             ray_address=ray_address,
         )
-        code = asyncio.run(Job(settings, console).go())
+        code = asyncio.run(Job(settings, standard_output()).go())
     except CodedError as error:
         errors.print(f"failsoft rollout: {error.detail or error.code}", soft_wrap=True, markup=False)
         raise typer.Exit(2 if error.code.family in ("CONFIG", "REQUEST") else 1) from None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
 import msgspec
 from rich.console import Console
@@ -50,6 +52,43 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     injuries: tuple[str, ...]
     stopped_by: str
     outputs: dict[str, str]
+
+
+class _Lasting:
+    """A text file that takes everything, also once its reader, its terminal or the space on its disk is
+    gone: then nothing of it is kept."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._file.write(text)
+        except OSError:
+            self._end()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError:
+            self._end()
+
+    def _end(self) -> None:
+        # Not only this write: what stands in the file's buffer would fail again, at the latest at exit.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._file.fileno())
+        os.close(nowhere)
+
+
+def standard_output() -> Console:
+    """Standard output for a run, which goes on when nobody can see it any more: a Console of its own
+    would end the program at a broken pipe, and raise OSError for anything else."""
+    file = cast("IO[str]", _Lasting(sys.stdout)) if sys.stdout is not None else None
+    return Console(file=file, highlight=False, emoji=False)
 
 
 def injury_text(injury: Injury) -> str:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from failsoft.job.run import Job
 from failsoft.job.settings import Settings
+from failsoft.job.view import standard_output
 from tests.failsoft.command import prompts_file
 
 
@@ -42,3 +44,28 @@ def test_ctrl_c_while_the_last_alerts_are_delivered(tmp_path: Path, monkeypatch:
     assert summary["alerts"] == ["alert poster-died fired for poster/0 (ACTOR.DIED), still firing"]
     assert "SIGINT: stopping" in told.getvalue()
     assert "result" in told.getvalue()
+
+
+@pytest.mark.parametrize("gone", ["its reader", "the disk's space"])
+def test_a_run_goes_on_when_nobody_can_see_it(
+    gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under ``failsoft rollout … | head -1``, and where standard output is on a disk that fills up."""
+    if gone == "its reader":
+        reading, writing = os.pipe()
+        os.close(reading)
+    else:
+        writing = os.open("/dev/full", os.O_WRONLY)
+    settings = Settings(prompts=prompts_file(tmp_path / "prompts.jsonl", 1), out=tmp_path / "out")
+    with open(writing, "w") as output:  # closing it fails, were anything left in its buffer
+        monkeypatch.setattr(sys, "stdout", output)
+        job = Job(settings, standard_output())
+
+        async def work(*arguments: Any) -> int:
+            job.console.print("starting")
+            return 0
+
+        monkeypatch.setattr(job, "_work", work)
+        assert asyncio.run(job.go()) == 0
+        monkeypatch.undo()
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["exit"] == 0
