@@ -40,6 +40,7 @@ class _Key(msgspec.Struct):
 
     prompt_id: str
     index: Annotated[int, msgspec.Meta(ge=0)]
+    prompt: Any = None
 
 
 class SampleWriter:
@@ -50,9 +51,10 @@ class SampleWriter:
     which is dropped. ``run`` names the holder of the folder to a second run that wants it. The
     folder is made when it is missing and locked until `close`; the lock ends with the process.
 
-    ``done`` holds the (prompt id, index) of every sample in the file, ``duplicates`` counts refused
-    ones, ``torn`` is the size in bytes of the unfinished last line that resuming cut off. Calls block
-    for as long as the disk does, and are for one thread.
+    ``done`` holds the (prompt id, index) of every sample in the file, ``texts`` the hash of the prompt
+    of each id that resuming met there, ``duplicates`` counts refused samples, ``torn`` is the size in
+    bytes of the unfinished last line that resuming cut off. Calls block for as long as the disk does,
+    and are for one thread.
 
     Raises CodedError: CONFIG.INVALID for a folder that cannot be used so, NODE.DISK_FULL, NODE.IO.
     """
@@ -62,6 +64,7 @@ class SampleWriter:
     ) -> None:
         self.path = folder / SAMPLES
         self.done: set[tuple[str, int]] = set()
+        self.texts: dict[str, int] = {}
         self.duplicates = 0
         self.torn = 0
         self._sync_every = sync_every
@@ -210,6 +213,8 @@ class SampleWriter:
             if saved in self.done:
                 raise self._damaged(number, f"it repeats sample {saved[1]} of {excerpt(saved[0])}")
             self.done.add(saved)
+            if isinstance(key.prompt, str):
+                self.texts.setdefault(key.prompt_id, hash(key.prompt))
             self._end += len(line)
 
     def _damaged(self, number: int, what: str) -> CodedError:

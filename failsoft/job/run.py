@@ -25,10 +25,10 @@ from rich.console import Console
 from chaos import Injury
 from dispatch.engines import EngineFleet, embedded_spec
 from dispatch.engines.dialect import Api
-from dispatch.files import write_atomic
+from dispatch.files import shown, write_atomic
 from dispatch.posting import PosterPool
 from dispatch.rollout import Failure, RolloutClient, Router, Sample, SampleWriter, load_prompts
-from dispatch.rollout.prompts import Prompt
+from dispatch.rollout.prompts import Prompt, excerpt
 from dispatch.rollout.reach import Reached, reach
 from failsoft.job.breakage import break_things
 from failsoft.job.settings import Settings
@@ -83,6 +83,7 @@ class Job:
             raise CodedError("CONFIG.INVALID", f"the engines speak different dialects: {how}; run them apart")
         with SampleWriter(settings.out, mode=settings.mode, run=self.run) as writer:
             skip = frozenset(writer.done)
+            _same_prompts(prompts, writer, settings.prompts)
             events_path = settings.out / "events.jsonl"
             _set_aside(events_path)  # an earlier part's events would fire its alerts again
             with Events.to_file(events_path, run=self.run, role="driver") as events, self._signals():
@@ -353,6 +354,15 @@ def _named(exc: CodedError | OSError) -> CodedError:
         f"{exc.filename or 'a file of the run'}: {exc.strerror or exc}; mend it, then go on with --resume"
     )
     return CodedError.from_exception(exc, classify(exc).code, detail)
+
+
+def _same_prompts(prompts: list[Prompt], writer: SampleWriter, path: Path) -> None:
+    """Resuming goes by ids, and an id that is a line's number changes its prompt with a line above it."""
+    for prompt in prompts:
+        if writer.texts.get(prompt.id, hash(prompt.text)) != hash(prompt.text):
+            what = f"{excerpt(prompt.id)} is another prompt in {shown(writer.path)} than in {shown(path)}"
+            remedy = "resume with the file that it began with, name another folder, or use --overwrite"
+            raise CodedError("CONFIG.INVALID", f"{what}; {remedy}", {"file": str(path), "id": prompt.id})
 
 
 def _set_aside(path: Path) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from failsoft.job.run import Job
 from failsoft.job.settings import Settings
 from failsoft.job.view import standard_output
+from protocol import CodedError
 from tests.failsoft.command import prompts_file
 
 
@@ -69,3 +70,30 @@ def test_a_run_goes_on_when_nobody_can_see_it(
         assert asyncio.run(job.go()) == 0
         monkeypatch.undo()
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["exit"] == 0
+
+
+def test_resuming_with_other_prompts_under_the_same_ids_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ids of their own, prompts are known by their lines: one more at the top moves them all."""
+
+    file, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    out.mkdir()
+    held = '{"prompt_id":"line-000001","index":0,"prompt":"one"}\n'
+    (out / "samples.jsonl").write_text(held)
+
+    async def resumed(*prompts: str) -> int:
+        file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+        job = Job(Settings(prompts=file, out=out, mode="resume"), Console(file=io.StringIO()))
+
+        async def work(*arguments: Any) -> int:
+            return 0
+
+        monkeypatch.setattr(job, "_work", work)
+        return await job.go()
+
+    with pytest.raises(CodedError, match=r"'line-000001' is another prompt .*; resume with") as caught:
+        asyncio.run(resumed("zero", "one"))
+    assert caught.value.code == "CONFIG.INVALID"
+    assert (out / "samples.jsonl").read_text() == held
+    assert asyncio.run(resumed("one", "two")) == 0  # more of them below move nobody
