@@ -30,7 +30,8 @@ Mode = Literal["new", "resume", "overwrite"]
 Clock = Callable[[], float]
 
 SAMPLES: Final = "samples.jsonl"
-STALE: Final = ("events.jsonl", "summary.json")  # a run's other files: they would belie one that overwrites
+STALE: Final = ("failures.jsonl", "events.jsonl", "summary.json")
+"""A run's other files: they would belie one that overwrites."""
 MAX_SAMPLE_BYTES: Final = 256 * 2**20
 """Longest line: resuming holds one line in memory, so writing refuses what resuming could not read."""
 

@@ -182,7 +182,7 @@ def test_resuming_continues(tmp_path: Path) -> None:
 def test_overwriting_drops_what_the_old_run_left(tmp_path: Path) -> None:
     with opened(tmp_path) as writer:
         writer.write(sample(0))
-    for name in ("events.jsonl", "summary.json", "notes.txt"):
+    for name in ("failures.jsonl", "events.jsonl", "summary.json", "notes.txt"):
         (tmp_path / name).write_text("old")
     with opened(tmp_path, "overwrite") as writer:
         assert not writer.done
