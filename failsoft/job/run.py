@@ -25,7 +25,7 @@ from rich.console import Console
 from chaos import Injury
 from dispatch.engines import EngineFleet, embedded_spec
 from dispatch.engines.dialect import Api
-from dispatch.files import shown, write_atomic
+from dispatch.files import failed_write, shown, write_atomic
 from dispatch.posting import PosterPool
 from dispatch.rollout import Failure, RolloutClient, Router, Sample, SampleWriter, load_prompts
 from dispatch.rollout.prompts import Prompt, excerpt
@@ -85,8 +85,7 @@ class Job:
             skip = frozenset(writer.done)
             _same_prompts(prompts, writer, settings.prompts)
             events_path = settings.out / "events.jsonl"
-            _set_aside(events_path)  # an earlier part's events would fire its alerts again
-            with Events.to_file(events_path, run=self.run, role="driver") as events, self._signals():
+            with self._events(events_path) as events, self._signals():
                 async with AlertWatcher(events_path, rules, sinks) as watcher:
                     code = await self._work(prompts, reached, writer, skip, events)
                     self._task = None
@@ -102,6 +101,13 @@ class Job:
             finally:  # on a full disk it is only to be seen here, with how to go on
                 print_summary(self.console, summary)
         return summary.exit
+
+    def _events(self, path: Path) -> Events:
+        try:
+            _set_aside(path)  # an earlier part's events would fire its alerts again
+            return Events.to_file(path, run=self.run, role="driver")
+        except OSError as error:
+            raise failed_write(error, path, "cannot be opened", "try again", opening=True) from error
 
     async def _work(
         self,

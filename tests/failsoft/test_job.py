@@ -97,3 +97,13 @@ def test_resuming_with_other_prompts_under_the_same_ids_is_refused(
     assert caught.value.code == "CONFIG.INVALID"
     assert (out / "samples.jsonl").read_text() == held
     assert asyncio.run(resumed("one", "two")) == 0  # more of them below move nobody
+
+
+def test_an_events_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    """Linked to another disk, for instance, whose folder is gone."""
+    settings = Settings(prompts=prompts_file(tmp_path / "prompts.jsonl", 1), out=tmp_path / "out")
+    settings.out.mkdir()
+    (settings.out / "events.jsonl").symlink_to(tmp_path / "gone" / "events.jsonl")
+    with pytest.raises(CodedError, match=r"out/events\.jsonl cannot be opened \(No such file") as caught:
+        asyncio.run(Job(settings, Console(file=io.StringIO())).go())
+    assert caught.value.code == "NODE.IO"
