@@ -260,4 +260,6 @@ def check_url(url: str) -> httpx.URL:
         raise ValueError(f"{url[:80]!r} is not a URL: {exc}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ValueError(f"{url[:80]!r} is not an http:// or https:// URL with a host")
+    if parsed.port is not None and not 0 < parsed.port < 65536:  # httpx takes any number of five digits
+        raise ValueError(f"{url[:80]!r} has a port that is not in 1 to 65535")
     return parsed

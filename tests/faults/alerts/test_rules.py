@@ -120,6 +120,7 @@ BAD = {
     "sink url": ("[sinks]\nwebhook = ['ftp://x']\n" + RULE, "'webhook'"),
     "sink url without host": ("[sinks]\nalertmanager = ['http://']\n" + RULE, "'alertmanager'"),
     "sink url odd": ("[sinks]\nalertmanager = ['http://a:b:c']\n" + RULE, "'alertmanager'"),
+    "sink url with a port too high": ("[sinks]\nwebhook = ['http://a:90930']\n" + RULE, "1 to 65535"),
     "sinks is a list": ("sinks = []\n" + RULE, "'sinks'"),
     "nested": ("a = " + "[" * 5000 + "\n", "nested"),
 }

@@ -220,7 +220,9 @@ group_by = ["data.task-1", "host"]
     assert labels_of(change.alert) == {"alertname": "a", "data_task_1": "t", "severity": "warning"}
 
 
-@pytest.mark.parametrize("url", ["", "nope", "ftp://x", "http://", "http://a:b:c"])
+@pytest.mark.parametrize(
+    "url", ["", "nope", "ftp://x", "http://", "http://a:b:c", "http://a:90930", "http://a:0"]
+)
 @pytest.mark.parametrize("kind", [Webhook, Alertmanager])
 def test_a_bad_url_is_a_clear_error(kind: type[Webhook] | type[Alertmanager], url: str) -> None:
     with pytest.raises(CodedError) as caught:
