@@ -123,16 +123,18 @@ class _Stderr(logging.Handler):
 
 @contextlib.contextmanager
 def _logs_on_stderr() -> Iterator[None]:
-    """Warnings (skipped lines, lost deliveries) as one line each, however logging is set up. Errors
-    are left out: they are raised, and told as every other wrong thing."""
-    log, handler = logging.getLogger("faults.alerts"), _Stderr(logging.WARNING)
+    """What is waited for, and warnings (skipped lines, lost deliveries), as one line each, however
+    logging is set up. Errors are left out: they are raised, and told as every other wrong thing."""
+    log, handler = logging.getLogger("faults.alerts"), _Stderr(logging.INFO)
     handler.addFilter(lambda record: record.levelno < logging.ERROR)
-    before, log.propagate = log.propagate, False
+    before, log.propagate, level = log.propagate, False, log.level
+    log.setLevel(logging.INFO)
     log.addHandler(handler)
     try:
         yield
     finally:
         log.removeHandler(handler)
+        log.setLevel(level)
         log.propagate = before
 
 

@@ -91,6 +91,22 @@ def test_lost_deliveries_are_one_line_and_change_no_status(folder: Path) -> None
     assert "TRANSPORT.CONNECT" in line
 
 
+@pytest.mark.parametrize(("name", "why"), [("typo.jsonl", "No such file"), (".", "it is not a regular file")])
+async def test_it_says_what_it_waits_for(folder: Path, name: str, why: str) -> None:
+    """The file may appear later, and its name may be wrong: nobody sees the difference in silence."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from failsoft.cli.alerts import app; app()", "run", str(folder / name)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        line = await asyncio.wait_for(process.stderr.readline(), 20.0)
+        assert f"waiting for the events file {folder / name}: {why}" in line.decode()
+    finally:
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 20.0) == 143
+
+
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_ctrl_c_flushes_first(folder: Path, signum: int, status: int) -> None:
     async with Recorder() as server:
