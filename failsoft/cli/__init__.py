@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import typer
 
 from failsoft.cli import alerts, codes, doctor, engines, explain, rollout
@@ -24,4 +27,7 @@ app.add_typer(engines.app, name="engines")
 
 def main() -> None:
     """The entry point of the ``failsoft`` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # What the locale's encoding lacks, a log's text above all, is written as stderr writes it.
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()

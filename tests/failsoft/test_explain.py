@@ -750,3 +750,15 @@ def test_the_command_itself_explains_what_is_piped_in() -> None:
     )  # fmt: skip
     assert done.returncode == 0
     assert "NODE.IO" in done.stdout
+
+
+def test_a_terminal_without_unicode_is_told_all_the_same() -> None:
+    """A locale such as en_US.ISO-8859-1, and an exception in another script."""
+    done = subprocess.run(
+        [sys.executable, "-m", "failsoft", "explain", "-"],
+        input=f"{TRACE}ConnectionRefusedError: \u062a\n".encode(), capture_output=True, cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"}, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"ConnectionRefusedError: \\u062a\n" in done.stdout
+    assert b"followed  nothing" in done.stdout
