@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from chaos import Injury, strike
+from chaos import Injury, Victim, strike
 from dispatch.engines import EngineFleet
 from dispatch.posting import PosterPool
 from protocol import Events
@@ -26,23 +26,27 @@ async def break_things(
     injuries: list[Injury],
 ) -> None:
     """Kill a poster once ``settled()`` (0 to 1) reaches `POSTER_AT`, and an engine at `ENGINE_AT`.
-    What was hit is appended to ``injuries``. Ends when both are done; is cancelled with the run."""
-    await _reached(POSTER_AT, settled, progressed)
-    _note(strike(pool.stats().posters, signal.SIGKILL, state="serving"), events, injuries)
-    if fleet is None:
-        return
-    await _reached(ENGINE_AT, settled, progressed)
-    _note(strike(fleet.engines(), signal.SIGKILL, state="ready"), events, injuries)
+    What was hit is appended to ``injuries``. Where there is none to hit just then (all of them are
+    suspects, or on other nodes), it is tried again with each sample. Ends when both are done; is
+    cancelled with the run."""
+
+    async def hit(share: float, victims: Callable[[], Sequence[Victim]], state: str) -> None:
+        async with progressed:
+            # Bounded by the run: every sample has a deadline, and the run cancels this at its end.
+            await progressed.wait_for(lambda: settled() >= share)
+            while (injury := _strike(victims(), state)) is None:
+                await progressed.wait()
+        injuries.append(injury)
+        detail = f"{injury.signal} to pid {injury.pid}"
+        events.emit("chaos.injected", level="warning", key=injury.key, detail=detail)
+
+    await hit(POSTER_AT, lambda: pool.stats().posters, "serving")
+    if fleet is not None:
+        await hit(ENGINE_AT, fleet.engines, "ready")
 
 
-async def _reached(share: float, settled: Callable[[], float], progressed: asyncio.Condition) -> None:
-    async with progressed:
-        # Bounded by the run: every sample has a deadline, and the run cancels this at its end.
-        await progressed.wait_for(lambda: settled() >= share)
-
-
-def _note(injury: Injury, events: Events, injuries: list[Injury]) -> None:
-    injuries.append(injury)
-    events.emit(
-        "chaos.injected", level="warning", key=injury.key, detail=f"{injury.signal} to pid {injury.pid}"
-    )
+def _strike(victims: Sequence[Victim], state: str) -> Injury | None:
+    try:
+        return strike(victims, signal.SIGKILL, state=state)
+    except (LookupError, ProcessLookupError):
+        return None

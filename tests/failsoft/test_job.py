@@ -10,15 +10,19 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
+from chaos import Injury
+from failsoft.job.breakage import break_things
 from failsoft.job.run import Job
 from failsoft.job.settings import Settings
 from failsoft.job.view import standard_output
-from protocol import CodedError
+from protocol import CodedError, Events
 from tests.failsoft.command import prompts_file
 
 
@@ -107,3 +111,27 @@ def test_an_events_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(CodedError, match=r"out/events\.jsonl cannot be opened \(No such file") as caught:
         asyncio.run(Job(settings, Console(file=io.StringIO())).go())
     assert caught.value.code == "NODE.IO"
+
+
+async def test_chaos_waits_for_somebody_to_hit() -> None:
+    """That nobody is there to be killed, since all are suspects just then, is no failure of the run."""
+    child = await asyncio.create_subprocess_exec("sleep", "60")
+    started = psutil.Process(child.pid).create_time()
+    poster = SimpleNamespace(key="poster/0", state="quarantined", pid=child.pid, create_time=started)
+    pool: Any = SimpleNamespace(stats=lambda: SimpleNamespace(posters=[poster]))
+    progressed, injuries = asyncio.Condition(), list[Injury]()
+    breaking = asyncio.create_task(break_things(pool, None, lambda: 1.0, progressed, Events(), injuries))
+    try:
+        await asyncio.sleep(0)  # it looks, and begins to wait
+        assert not injuries
+        poster.state = "serving"
+        async with progressed:
+            progressed.notify_all()
+        await asyncio.wait_for(breaking, 10.0)
+        assert [(one.key, one.pid) for one in injuries] == [("poster/0", child.pid)]
+        assert await asyncio.wait_for(child.wait(), 10.0) == -signal.SIGKILL
+    finally:
+        breaking.cancel()
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
