@@ -156,7 +156,7 @@ class Job:
 
     def _stop(self, which: signal.Signals) -> None:
         if self._signal is not None:
-            os._exit(INTERRUPTED)
+            os._exit(128 + which)
         self._signal = which
         self.console.print(f"{which.name}: stopping; once more to stop at once")
         if self._task is not None:  # else only the last alerts are under way, for seconds, and the summary

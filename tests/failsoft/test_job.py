@@ -135,3 +135,18 @@ async def test_chaos_waits_for_somebody_to_hit() -> None:
         if child.returncode is None:
             child.kill()
             await child.wait()
+
+
+@pytest.mark.parametrize(("which", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_signal_that_ends_it_at_once_gives_the_status(
+    which: signal.Signals, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    told = io.StringIO()
+    settings = Settings(prompts=tmp_path / "prompts.jsonl", out=tmp_path / "out")
+    job = Job(settings, Console(file=told, force_terminal=True))
+    job._stop(signal.SIGINT)
+    assert exits == []
+    job._stop(which)
+    assert exits[:1] == [status]
