@@ -156,6 +156,7 @@ class Job:
 
     def _stop(self, which: signal.Signals) -> None:
         if self._signal is not None:
+            self.console.show_cursor()  # which the progress display hides
             os._exit(128 + which)
         self._signal = which
         self.console.print(f"{which.name}: stopping; once more to stop at once")

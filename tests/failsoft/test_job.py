@@ -150,3 +150,4 @@ def test_the_signal_that_ends_it_at_once_gives_the_status(
     assert exits == []
     job._stop(which)
     assert exits[:1] == [status]
+    assert "\x1b[?25h" in told.getvalue(), "the terminal has its cursor again"
