@@ -47,6 +47,8 @@ TERMINATED: Final = 143
 RECOVER: Final = 30.0
 """Seconds that a finished run waits for what was killed to serve again, so that its alerts resolve."""
 DRAIN: Final = 5.0
+LATE: Final = 10.0
+"""Seconds that a signal, which came while the loop stood still, has to reach its handler."""
 SHOW: Final = 0.2
 """Seconds between two looks at the numbers."""
 
@@ -168,7 +170,11 @@ class Job:
         """Ray, the engines and the pool; on the way out all of them are gone."""
         settings = self.settings
         async with AsyncExitStack() as stack:
-            stack.enter_context(ray_at(settings.ray_address))
+            try:
+                stack.enter_context(ray_at(settings.ray_address))
+            except SystemExit:  # of Ray's own handler of SIGTERM, while it starts
+                await asyncio.sleep(LATE)  # ours runs as well, once the loop turns, and ends this
+                raise
             self._listen()  # again: ray.init puts handlers of its own in the place of ours
             await self._sign(stack)
             if urls:

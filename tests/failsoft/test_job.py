@@ -9,6 +9,9 @@ import os
 import signal
 import socket
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +21,7 @@ import pytest
 from rich.console import Console
 
 from chaos import Injury
+from failsoft.job import run as running
 from failsoft.job.breakage import break_things
 from failsoft.job.run import Job
 from failsoft.job.settings import Settings
@@ -151,3 +155,27 @@ def test_the_signal_that_ends_it_at_once_gives_the_status(
     job._stop(which)
     assert exits[:1] == [status]
     assert "\x1b[?25h" in told.getvalue(), "the terminal has its cursor again"
+
+
+def test_a_sigterm_while_ray_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ray.init holds up the loop for seconds, and has a handler of its own by then (Ray 2.60's worker.py)."""
+
+    @contextmanager
+    def ray_at(address: str | None) -> Iterator[None]:
+        signal.signal(signal.SIGTERM, lambda which, _: sys.exit(which))
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)  # never over: the handler raises in here
+        yield
+
+    monkeypatch.setattr(running, "ray_at", ray_at)
+    told = io.StringIO()
+    settings = Settings(prompts=prompts_file(tmp_path / "prompts.jsonl", 1), out=tmp_path / "out")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert asyncio.run(Job(settings, Console(file=told)).go()) == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    summary = json.loads((settings.out / "summary.json").read_text())
+    assert (summary["exit"], summary["lost"]) == (143, 0)
+    assert summary["stopped_by"].startswith("SIGTERM")
+    assert told.getvalue().count("SIGTERM: stopping") == 1
