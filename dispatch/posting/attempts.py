@@ -322,8 +322,10 @@ class Post:
         poster = _poster_of(error)
         if poster:
             what = poster
-        elif error.code in BROKE_OFF and not await self._shared.listening.at(origin_of(self._url)):
+        elif error.code in BROKE_OFF:
             what = origin_of(self._url)
+            if await self._shared.listening.at(what, self._remaining()):
+                return None
         else:
             return None
         self._died += bool(poster)

@@ -20,13 +20,18 @@ class Listening:
     def __init__(self) -> None:
         self._asking: dict[str, asyncio.Task[bool]] = {}
 
-    async def at(self, origin: str) -> bool:
-        """Whether somebody listens at ``origin`` (``scheme://host:port``)."""
+    async def at(self, origin: str, within: float) -> bool:
+        """Whether somebody listens at ``origin`` (``scheme://host:port``). Where that is not known ``within``
+        seconds, nobody has refused, and so somebody does."""
         task = self._asking.get(origin)
         if task is None:
             task = self._asking[origin] = asyncio.create_task(_listens(origin))
             task.add_done_callback(lambda _: self._asking.pop(origin, None))
-        return await asyncio.shield(task)
+        try:
+            async with asyncio.timeout(max(within, 0.0)):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            return True
 
 
 async def _listens(origin: str) -> bool:
