@@ -277,13 +277,17 @@ class Post:
                 lane = None
                 await self._in_time(self._a_poster(strikes), "for a poster: it was there when one died")
                 continue
+            if on_sent is not None:
+                try:
+                    on_sent()
+                except BaseException:  # raised again: the caller's own code must not keep a place
+                    shared.admission.release(lane)
+                    raise
             self._attempts = number
             self._last = lane.name
             ledger.sent += 1
             ledger.retried += number > 1
             ledger.local += lane.via == "local"
-            if on_sent is not None:
-                on_sent()
             item = Item(self._id, next(shared.sequence), self._url, self._body, self._headers)
             try:
                 answer = await lane.run(item, left)

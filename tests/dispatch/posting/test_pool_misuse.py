@@ -173,6 +173,18 @@ async def test_from_another_loop_and_another_thread(make_pool: MakePool, witness
         assert (await pool.post(url, {})).via == "poster"
 
 
+async def test_what_on_sent_raises_keeps_no_place(make_pool: MakePool, witness: Witness) -> None:
+    def broken() -> None:
+        raise ValueError("the caller's own")
+
+    async with make_pool(2, posters_per_node=1) as pool:
+        for _ in range(3):  # one more than there are places
+            error = await refused(pool.post(witness.url("ok"), {}, on_sent=broken))
+            assert error.code == "INTERNAL.BUG"
+        assert (pool.stats().occupied, pool.stats().sent) == (0, 0)
+        assert (await pool.post(witness.url("ok"), {})).status == 200
+
+
 async def test_two_closes_at_once_end_the_pool_once(make_pool: MakePool, witness: Witness) -> None:
     pool = make_pool()
     await pool.start()
