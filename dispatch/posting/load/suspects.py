@@ -149,6 +149,8 @@ class Strikes:
         if death not in self._attended:
             self._attended.add(death)
             death.suspects += 1
+        elif code == "ACTOR.DIED":
+            return None  # a poster dies once: both copies of a hedged request were in it
         self._deaths.append((what, str(code)))
         alone = self._sent_with >= self._most - 1
         self._sent_with = self.weight

@@ -145,6 +145,17 @@ def test_all_who_were_there_tell_of_one_death() -> None:
     assert everybody[1].weight == 2
 
 
+def test_a_poster_that_both_copies_were_in_died_once() -> None:
+    """A hedged request's second copy goes to the same poster where no other has room: its second death alone
+    ended it as poison, the first having counted twice."""
+    strikes = Strikes(register()[0])
+    for _ in range(2):
+        assert strikes.died("poster/0.1", "ACTOR.DIED") is None
+    assert strikes.weight == 1
+    assert strikes.died("poster/1.1", "ACTOR.DIED") is None
+    assert strikes.weight == 2
+
+
 def test_a_register_of_many_deaths_stays_small() -> None:
     deaths, clock = register()
     for number in range(10 * KEEP):
