@@ -17,7 +17,8 @@ class LoadControl:
     sent again after a failure of its server, and ``retry_floor`` a second besides; what is over that
     waits. ``hedge_at`` (a share, 0.95) sends an idempotent POST a second time once it has taken longer
     than that share of the last ones, for at most ``hedge_share`` of the POSTs; None never does.
-    ``poison_after`` deaths of engines or posters that a request was in flight at end it."""
+    ``poison_after`` deaths of engines or posters that a request was in flight at end it. Where a good part
+    of all attempts ends in a death, raise it (docs/performance.md, Kills)."""
 
     eject_after: int = 5
     eject_first: float = 1.0
