@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from protocol.safe import CONTROL
@@ -34,31 +35,32 @@ def below(exc: BaseException, *, context: bool = False) -> list[BaseException]:
 def walk(exc: BaseException, limit: int = 256, *, context: bool = False) -> list[BaseException]:
     """``exc`` and everything below it, outermost first, each once, at most ``limit``: cause cycles
     and chains of thousands end."""
-    seen: dict[int, BaseException] = {}
-    queue = [exc]
-    for current in queue:  # the list grows while it is read: breadth first
-        if id(current) not in seen:
-            seen[id(current)] = current
-            if len(seen) == limit:
-                break
-            queue += below(current, context=context)
-    return list(seen.values())
+    return _reached(exc, lambda one: below(one, context=context), limit)
 
 
 def leaves_of(group: BaseException, limit: int = 256) -> list[BaseException]:
     """The leaves of a group and of the groups in it, each once, at most ``limit``. What lies below a leaf is
     none: the outermost names a failure."""
+
+    def members(one: BaseException) -> Iterable[BaseException]:
+        return _LEAVES.__get__(one) if issubclass(type(one), BaseExceptionGroup) else ()
+
+    found = _reached(group, members, limit)
+    return [one for one in found if not issubclass(type(one), BaseExceptionGroup)]
+
+
+def _reached(
+    first: BaseException, onward: Callable[[BaseException], Iterable[BaseException]], limit: int
+) -> list[BaseException]:
     seen: dict[int, BaseException] = {}
-    queue = [group]
-    for current in queue:  # the list grows while it is read
-        if id(current) in seen:
-            continue
-        seen[id(current)] = current
-        if len(seen) == limit:
-            break
-        if issubclass(type(current), BaseExceptionGroup):
-            queue += _LEAVES.__get__(current)
-    return [one for one in seen.values() if not issubclass(type(one), BaseExceptionGroup)]
+    queue = [first]
+    for current in queue:  # the list grows while it is read: breadth first
+        if id(current) not in seen:
+            seen[id(current)] = current
+            if len(seen) == limit:
+                break
+            queue += onward(current)
+    return list(seen.values())
 
 
 def came_through_ray(exc: BaseException) -> bool:

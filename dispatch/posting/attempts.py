@@ -134,7 +134,7 @@ class Post:
     async def run(self, max_attempts: int) -> Reply:
         try:
             reply = await self._tried(max_attempts)
-        except BaseException as exc:
+        except BaseException as exc:  # raised again: a cancelled request is no suspect any more, either
             if self._strikes is not None and not self._lent:
                 self._strikes.ended(exc)
             raise

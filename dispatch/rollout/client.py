@@ -263,7 +263,7 @@ class _Asking:
                 backoff=client._backoff,
                 on_failure=self._failed,
             )
-        except BaseException as exc:
+        except BaseException as exc:  # raised again: a cancelled sample is no suspect any more, either
             self._strikes.ended(exc)
             raise
 

@@ -18,6 +18,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from failsoft.serving import LONGEST
 from protocol import CodedError
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ Fleet = Annotated[
     str | None, typer.Option("--fleet", help="The fleet's name or its file; default: the one that runs.")
 ]
 NOBODY = 3
-LONGEST = 1e7
-"""The most seconds that a fleet takes (`failsoft.serving.control`); infinity is no JSON."""
 
 
 @app.command()

@@ -17,10 +17,11 @@ import msgspec
 from aiohttp import web
 
 from dispatch.engines.spec import EngineStatus
+from failsoft.serving import LONGEST
 from protocol import CodedError
 from protocol.carriers.http_problem import problem
 
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST)]
 
 
 class Engine(EngineStatus, frozen=True, kw_only=True):
