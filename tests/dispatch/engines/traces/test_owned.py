@@ -98,10 +98,10 @@ async def test_a_directory_that_cannot_be_removed(tag: Tag, monkeypatch: pytest.
 
     engine = await EngineProcess.spawn(SLEEP, env=tag.env)
     path = directory_of(engine)
-    os.kill(engine.guard_pid, signal.SIGKILL)
-    await until(lambda: not engine.alive)
     with monkeypatch.context() as patch:
-        patch.setattr(private, "remove", refuse)
+        patch.setattr(private, "remove", refuse)  # before: with the guard lost, it is removed unasked
+        os.kill(engine.guard_pid, signal.SIGKILL)
+        await until(lambda: not engine.alive)
         with pytest.raises(CodedError, match=rf"stage tmp: .*busy.*{path}") as caught:
             await engine.stop()
         assert caught.value.code == "ENGINE.STOP_FAILED"
