@@ -25,6 +25,7 @@ from faults.meanings import meaning
 from faults.pool_faults import POOLS
 from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
 from faults.text_faults import guess, line_of, plain
+from faults.torch_faults import TORCH
 from protocol import Code, CodedError, Family, Reading, Trust, read
 from protocol.carriers.http_reply import read_exception
 from protocol.errors import NESTED as NESTED_MARK
@@ -34,7 +35,7 @@ from protocol.reading import Budget, read_texts, unless_replayed
 from protocol.safe import CONTROL, MAX_TEXT, clean, text_of
 from protocol.walking import came_through_ray, leaves_of, walk
 
-TABLE: Final[dict[str, str]] = {**RAY, **HTTP, **POOLS}
+TABLE: Final[dict[str, str]] = {**RAY, **HTTP, **POOLS, **TORCH}
 # Cheap to ask first: most classes of most exceptions are builtins. (Not a cache by class: Ray makes a
 # class for each failure, and a cache would keep them alive.)
 _MODULES: Final = frozenset(name.rpartition(".")[0] for name in TABLE)

@@ -32,6 +32,7 @@ BY_FAMILY: Final[dict[Family, tuple[Kind, Blame]]] = {
 
 BY_CODE: Final[dict[str, tuple[Kind, Blame]]] = {
     "TASK.WORKER_CRASHED": (Kind.DIED, Blame.CALLEE),
+    "TASK.GPU_FAILED": (Kind.SYSTEM, Blame.CALLEE),
     "TASK.ENVIRONMENT": (Kind.MISCONFIGURED, Blame.CALLER),
     "TASK.UNSCHEDULABLE": (Kind.MISCONFIGURED, Blame.CALLER),
     "ACTOR.UNAVAILABLE": (Kind.UNAVAILABLE, Blame.CALLEE),

@@ -14,6 +14,7 @@ from typing import Final
 from faults.http_faults import HTTP, status_code
 from faults.pool_faults import POOLS
 from faults.ray_faults import NESTED, RAY, TASK_ERROR, TEXT_ONLY
+from faults.torch_faults import TORCH
 from protocol.carriers.log_line import without_terminal
 
 MAX_SEARCH: Final = 65536
@@ -35,7 +36,7 @@ BUILTIN: Final[dict[str, str]] = {
     "EOFError": "TRANSPORT.DISCONNECTED",
     "MemoryError": "NODE.OUT_OF_MEMORY",
 }
-_FULL: Final[dict[str, str]] = {**RAY, **HTTP, **POOLS, **BUILTIN}
+_FULL: Final[dict[str, str]] = {**TORCH, **RAY, **HTTP, **POOLS, **BUILTIN}
 _SHORT: Final[dict[str, str]] = {name.rpartition(".")[2]: code for name, code in _FULL.items()}
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for the tab and the end of a line
@@ -49,7 +50,9 @@ _LINE = re.compile(
 _STATUS = re.compile(r"(?<![0-9])([1-5][0-9]{2})(?![0-9])")
 _INIT = "error raised in its creation task"
 # What Ray 2.60 prints without the name of an exception: a worker, its raylet, the driver about a result
-# that nobody fetched (ray/_private/utils.py, node_manager.cc, worker.py).
+# that nobody fetched (ray/_private/utils.py, node_manager.cc, worker.py). And PyTorch, before it aborts the
+# process: NCCL's watchdog (ProcessGroupNCCL.cpp), an exception that a thread of C++ did not catch.
+_TERMINATED: Final = "terminate called after throwing an instance of 'c10::"
 _SAID: Final = tuple(
     (re.compile(pattern, re.MULTILINE), code)
     for pattern, code in (
@@ -59,6 +62,10 @@ _SAID: Final = tuple(
             r"^[0-9]{1,6} Workers \(tasks / actors\) killed due to memory pressure.{0,400}",
             "NODE.OUT_OF_MEMORY",
         ),
+        (r"^.{0,200}\bWatchdog caught collective operation timeout: .{0,400}", "TASK.COLLECTIVE_FAILED"),
+        (rf"^{_TERMINATED}Dist[A-Za-z]{{0,20}}Error'.{{0,400}}", "TASK.COLLECTIVE_FAILED"),
+        (rf"^{_TERMINATED}OutOfMemoryError'.{{0,400}}", "TASK.GPU_OUT_OF_MEMORY"),
+        (rf"^{_TERMINATED}AcceleratorError'.{{0,400}}", "TASK.GPU_FAILED"),
         (r"^(?:[^\n]{1,120} -- )?Unhandled error \(suppress with .{0,400}", TASK_ERROR),
     )
 )
@@ -79,13 +86,13 @@ def guess(text: str) -> tuple[str, int | None, str] | None:
     if created is not None and (outer is None or outer.start() < created.start()):
         # Whatever stands below it was printed by it, from inside the __init__ that failed.
         return "ACTOR.INIT_FAILED", None, created.group(0)
-    code = _SHORT.get(outer.group(2), "TASK.FAILED") if outer is not None else ""
+    code = _by_short(outer.group(2), known) if outer is not None else ""
     if outer is not None and code not in TEXT_ONLY:
         # Likewise, from inside our callee.
         status = None
         if code == "UPSTREAM.SERVER_ERROR":
             code, status = _by_status(next((m.group(0) for m in reversed(known) if m is not outer), ""))
-        return NESTED.get(code, code), status, outer.group(0)
+        return NESTED.get(code, code), status, _told(outer, lines)
     for line in reversed(known):
         code = _code_of(line) or ""
         if code in TEXT_ONLY or line.group(1) == TASK_ERROR:
@@ -137,12 +144,30 @@ def _said(text: str) -> tuple[re.Match[str], str] | None:
 def _unhandled(said: re.Match[str], below: list[re.Match[str]]) -> tuple[str, int | None, str]:
     if not below:
         return "TASK.FAILED", None, said.group(0)
-    code = _SHORT.get(below[-1].group(1).rpartition(".")[2], "TASK.FAILED")
+    code = _by_short(_short(below[-1]), below)
     if code in TEXT_ONLY:
         code = "TASK.FAILED"
     if code == "UPSTREAM.SERVER_ERROR":
         return *_by_status(below[-1].group(3) or ""), below[-1].group(0)
     return NESTED.get(code, code), None, below[-1].group(0)
+
+
+def _told(outer: re.Match[str], lines: list[re.Match[str]]) -> str:
+    """What the cause says of itself, and in which call."""
+    own = next((m.group(0) for m in reversed(lines) if m.group(3) and _short(m) == outer.group(2)), "")
+    call = outer.group(3) or ""
+    return f"{own} [in {call}]" if own and call.startswith("ray::") else own or outer.group(0)
+
+
+def _short(line: re.Match[str]) -> str:
+    return line.group(1).rpartition(".")[2]
+
+
+def _by_short(name: str, lines: list[re.Match[str]]) -> str:
+    """The code of a class that Ray names without its module, by the last line that names it in full: Ray and
+    PyTorch both have an OutOfMemoryError."""
+    named = (_FULL.get(m.group(1)) for m in reversed(lines) if _short(m) == name)
+    return next((code for code in named if code is not None), _SHORT.get(name, "TASK.FAILED"))
 
 
 def _code_of(line: re.Match[str]) -> str | None:

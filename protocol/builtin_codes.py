@@ -42,6 +42,18 @@ ENTRIES: Final = (
     _e("TASK.PROCESS_EXITED", "give_up", "ran", "a child process ended with a status other than 0 and named no failure",
        "The status is in the data; read the last lines of the process's output, or give them to `failsoft explain -`. A "
        "process that was started through protocol.carriers.child would have left its failure's name in an error file."),
+    _e("TASK.GPU_OUT_OF_MEMORY", "give_up", "ran", "a GPU ran out of memory while our code ran on it",
+       "The process lives and may go on with less: a smaller batch, shorter sequences, a lower gpu_memory_utilization or "
+       "mem_fraction_static of an engine that shares the GPU. `nvidia-smi` shows who else holds memory there, and `failsoft "
+       "doctor` what nobody owns any more. The same input will mostly fail again, so nothing retries it."),
+    _e("TASK.GPU_FAILED", "recreate", "unknown", "a GPU or its driver failed: illegal access, hardware error, lost device",
+       "Every further call of that process on the GPU fails as well, so the process has to be replaced. `dmesg -T | grep -i "
+       "xid` and `nvidia-smi -q -d ECC,PAGE_RETIREMENT` tell a broken device from a broken kernel; for the latter run again "
+       "with CUDA_LAUNCH_BLOCKING=1, which names the call. Take a device that fails again out of the cluster."),
+    _e("TASK.COLLECTIVE_FAILED", "give_up", "unknown", "ranks could not meet, or a collective operation between them failed",
+       "Mostly another rank died or stood still first: give the logs of all ranks to `failsoft explain`, and look for the "
+       "earliest failure that has another code. If there is none, see that the ranks reach each other (NCCL_DEBUG=INFO, "
+       "NCCL_SOCKET_IFNAME, MASTER_ADDR and its port), then restart the whole group."),
     _e("TASK.ENVIRONMENT", "give_up", "not_run", "a task's or actor's runtime environment could not be set up",
        "Read runtime_env_setup-*.log under /tmp/ray/session_latest/logs on the node that the detail names: usually a "
        "package that cannot be installed or a working_dir that cannot be fetched. Try `pip install` of the same list on "

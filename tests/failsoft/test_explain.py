@@ -397,8 +397,8 @@ def test_the_log_of_a_real_ray_driver(tmp_path: Path) -> None:
     }
     text = log.read_text()
     without = told("-", stdin="".join(line for line in text.splitlines(True) if '"ts":' not in line))
-    assert (without["code"], without["line"]) == ("TASK.FAILED", 18)
-    assert without["evidence"].startswith("ray.exceptions.RayTaskError(ValueError): ray::Trainer.step()")
+    assert (without["code"], without["line"]) == ("TASK.FAILED", 23)
+    assert without["evidence"].startswith("ValueError: bad batch [in ray::Trainer.step() (pid=24188, ")
     lines = {kind["what"]: kind["line"] for kind in read["later"]}
     assert "ActorDiedError" in text.splitlines()[lines["ACTOR.DIED"] - 1]
     assert "(raylet)" in text.splitlines()[lines["TASK.WORKER_CRASHED"] - 1]

@@ -38,6 +38,12 @@ def through_ray(exc: Exception, hops: int = 1) -> Exception:
     return exc
 
 
+def of_class(name: str, base: type[Exception], *args: object) -> Exception:
+    """An exception of the class that is called ``name`` in full, of a package that tests do without."""
+    module, _, short = name.rpartition(".")
+    return type(short, (base,), {"__module__": module})(*args)
+
+
 # -- coded
 
 
@@ -166,6 +172,28 @@ def test_a_class_of_the_same_name_elsewhere_does_not() -> None:
 
 def test_name_of_is_the_code() -> None:
     assert name_of(ConnectionRefusedError()) == "TRANSPORT.CONNECT"
+
+
+# -- PyTorch and vLLM
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "action"),
+    [
+        ("torch.OutOfMemoryError", "TASK.GPU_OUT_OF_MEMORY", Action.GIVE_UP),
+        ("torch.AcceleratorError", "TASK.GPU_FAILED", Action.RECREATE),
+        ("torch.distributed.DistBackendError", "TASK.COLLECTIVE_FAILED", Action.GIVE_UP),
+        ("vllm.v1.engine.exceptions.EngineDeadError", "ENGINE.EXITED", Action.RECREATE),
+    ],
+)
+def test_what_a_gpu_and_the_ranks_raise(name: str, code: str, action: Action) -> None:
+    raised = of_class(name, RuntimeError, "CUDA out of memory")
+    below = type("OfOurs", (type(raised),), {"__module__": "ours"})("CUDA out of memory")
+    for exc in (raised, below, through_ray(raised), through_ray(raised, 2)):
+        fault = classify(exc)
+        assert (str(fault.code), fault.trust) == (code, Trust.STRUCTURED)
+        assert "CUDA out of memory" in fault.evidence
+        assert decide(fault).action is action
 
 
 # -- HTTP

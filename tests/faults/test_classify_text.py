@@ -24,6 +24,9 @@ EXPECTED: dict[str, tuple[str, int | None]] = {
     "aiohttp_400": ("REQUEST.REJECTED", 400),
     "aiohttp_503": ("BACKPRESSURE.OVERLOADED", 503),
     "httpx_400": ("REQUEST.REJECTED", 400),
+    "gpu_out_of_memory": ("TASK.GPU_OUT_OF_MEMORY", None),
+    "gpu_failed": ("TASK.GPU_FAILED", None),
+    "ranks_that_do_not_meet": ("TASK.COLLECTIVE_FAILED", None),
     "an_ordinary_exception": ("TASK.FAILED", None),
     "keyword_only_arguments": ("TASK.FAILED", None),
     "will_not_load_one_hop_further": ("TASK.FAILED", None),
@@ -75,6 +78,67 @@ def test_samples(name: str, decorate: object) -> None:
     assert fault.trust is Trust.HEURISTIC
     assert fault.evidence
     assert "\x1b" not in fault.evidence
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gpu_out_of_memory", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
+        ("an_ordinary_exception", "ValueError: boom"),
+        ("httpx_400", "httpx.HTTPStatusError: Client error '400"),
+        ("an_inner_call_timed_out", "ray.exceptions.GetTimeoutError: "),
+    ],
+)
+def test_the_evidence_is_what_the_cause_says(name: str, says: str) -> None:
+    assert classify_text(sample(name)).evidence.startswith(says)
+
+
+def test_the_evidence_names_the_call() -> None:
+    assert "[in ray::Trainer.step() (pid=" in classify_text(sample("gpu_out_of_memory")).evidence
+
+
+WATCHDOG = (
+    "[rank1]:[E1218 20:27:21.433063423 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST, NumelIn=131072000, NumelOut=131072000, "
+    "Timeout(ms)=600000) ran for 600081 milliseconds before timing out.\n"
+)
+TERMINATED = (
+    "terminate called after throwing an instance of 'c10::{}'\n  what():  [PG ID 0 Rank 1] Process group\n"
+)
+
+
+@pytest.mark.parametrize("decorate", DECORATIONS.values(), ids=DECORATIONS)
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (WATCHDOG, "TASK.COLLECTIVE_FAILED"),
+        (WATCHDOG + TERMINATED.format("DistBackendError"), "TASK.COLLECTIVE_FAILED"),
+        (TERMINATED.format("DistBackendError"), "TASK.COLLECTIVE_FAILED"),
+        (TERMINATED.format("OutOfMemoryError"), "TASK.GPU_OUT_OF_MEMORY"),
+        (TERMINATED.format("AcceleratorError"), "TASK.GPU_FAILED"),
+    ],
+    ids=["watchdog", "watchdog and its abort", "collective", "memory", "device"],
+)
+def test_what_pytorch_prints_before_it_aborts(text: str, code: str, decorate: object) -> None:
+    fault = classify_text(decorate(text))  # type: ignore[operator]
+    assert (str(fault.code), fault.trust) == (code, Trust.HEURISTIC)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.", "TASK.GPU_OUT_OF_MEMORY"),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "TASK.GPU_OUT_OF_MEMORY"),
+        ("ray.exceptions.OutOfMemoryError: Task was killed.", "NODE.OUT_OF_MEMORY"),
+        ("", "NODE.OUT_OF_MEMORY"),
+    ],
+)
+def test_two_classes_of_one_name(line: str, code: str) -> None:
+    """Ray names the cause without its module; only a line that names it in full tells them apart."""
+    text = f"ray.exceptions.RayTaskError(OutOfMemoryError): ray::f() (pid=1, ip=10.0.0.1)\n{line}\n"
+    assert classify_text(text).code == code
+    unhandled = "Unhandled error (suppress with 'RAY_IGNORE_UNHANDLED_ERRORS=1'): ray::f() (pid=1)\n"
+    assert not line or classify_text(unhandled + line).code == code
 
 
 def test_only_died_means_dead_in_text_too() -> None:
