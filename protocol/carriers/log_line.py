@@ -5,7 +5,8 @@ A line seldom arrives as it was written. A terminal colours it, Ray's driver put
 shipper cuts it at some length. `strip` takes all of that away, `read_line` reads the failure that is
 left. The shapes are those of Ray 2.60 (``print_worker_logs`` and ``LogDeduplicator`` in its source),
 ECMA-48 terminal sequences, RFC 3164 syslog, Docker's json-file driver, the Kubernetes CRI log format, and
-PyTorch's ranks (the excepthook of ``torch.distributed``, ``tail_log.py`` of its elastic agent).
+PyTorch's ranks (the excepthook of ``torch.distributed``, ``tail_log.py`` of its elastic agent), Slurm's
+``srun --label`` and docker compose.
 
 A log holds what any program printed, a policy's text included. So an event is believed as structured
 data only when it ends with its own token, signed where this process has the run's key; and a token
@@ -63,6 +64,10 @@ _BEFORE = tuple(
         # PyTorch: what a rank did not catch, [rank0]: with a space; torchrun --tee, [default0]: without
         r"\[(?P<by>rank[0-9]{1,7})\]: ",
         r"\[(?P<by>[A-Za-z_][A-Za-z0-9_-]{0,40}[0-9])\]:",
+        # srun --label, right-aligned; four spaces and a number are a line of source in a traceback
+        r" {0,3}(?P<by>[0-9]{1,6}): ",
+        # docker compose; the tree of an ExceptionGroup begins with spaces
+        r"(?P<by>[A-Za-z0-9][A-Za-z0-9_.-]{0,80}-[0-9]{1,4}) {1,40}\| ",
     )
 )
 _REPEATED = re.compile(

@@ -280,6 +280,11 @@ BEFORE: dict[str, tuple[str, str, str]] = {
     "a rank": ("[rank12]: ", "rank12", ""),
     "torchrun": ("[default0]:", "default0", ""),
     "a rank of torchrun in Ray": ("(W pid=1) [default0]:[rank0]: ", "W pid=1 default0 rank0", ""),
+    "srun --label": ("0: ", "0", ""),
+    "srun --label of 1,000 tasks": ("  7: ", "7", ""),
+    "a rank under srun": ("12: [rank12]: ", "12 rank12", ""),
+    "docker compose": ("trainer-1  | ", "trainer-1", ""),
+    "docker compose, a long name beside it": ("llm-stack_engine.a-12    | ", "llm-stack_engine.a-12", ""),
     "vLLM": ("(Core_0 pid=9) ERROR 11-30 07:06:05 [core.py:12] ", "Core_0 pid=9", "11-30 07:06:05"),
     "two": (
         "2026-11-30T07:06:05Z stderr F \x1b[36m(A pid=1)\x1b[0m ", "stderr A pid=1", "2026-11-30T07:06:05Z",
@@ -297,6 +302,21 @@ def test_what_stands_before_a_line_is_taken_away(before: str, source: str, at: s
         assert read_line(f"{before}{line}\r\n") == read_line(line)
         assert read_line(before + line).code == "ENGINE.EXITED"
         assert strip(before + line) == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '    200: "OK",',
+        "  | ValueError: bad",
+        "  +-+---------------- 1 ----------------",
+        "    | x",
+        "12:30 now",
+        "a | b",
+    ],
+)
+def test_what_only_looks_like_it_stays(line: str) -> None:
+    assert unwrap(line) == Line(line)
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "a: b", "f(x pid=1) y", "2026-11-30 is a day", "INFORMATION x"])
