@@ -43,9 +43,11 @@ class Mortal:
     """The server and who restarts it. ``deaths``: how often it died of a request. Within ``async with``."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        # Bound all the while and never listening: what dies leaves its port to nobody else, and refuses.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
+        self.port = self._port.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
         self.url = f"{self.base}/generate"
         self.deaths = 0
@@ -81,6 +83,7 @@ class Mortal:
         self._keeping.cancel()
         self._process.kill()
         self._process.wait(10)
+        self._port.close()
 
 
 if __name__ == "__main__":

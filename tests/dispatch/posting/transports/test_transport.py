@@ -237,11 +237,11 @@ async def test_h2_a_connection_closed_at_once(
 
 
 async def test_nothing_listens(client: Client) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    item = Item("r", 1, f"http://127.0.0.1:{port}/", b"{}", {})
-    with pytest.raises(CodedError) as caught:
-        await transport.exchange(client, item, 20.0)
+    with socket.socket() as held:  # bound, so that nobody else has the port, and not listening
+        held.bind(("127.0.0.1", 0))
+        item = Item("r", 1, f"http://127.0.0.1:{held.getsockname()[1]}/", b"{}", {})
+        with pytest.raises(CodedError) as caught:
+            await transport.exchange(client, item, 20.0)
     assert caught.value.code == "TRANSPORT.CONNECT"
     assert caught.value.data["url"] == item.url
     assert caught.value.origin.type.endswith("ConnectError")
