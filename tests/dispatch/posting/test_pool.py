@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import subprocess
 import sys
@@ -384,10 +385,13 @@ async def test_a_cancelled_call_ends_at_the_server_and_gives_its_place_back(
 async def test_l1_a_call_cancelled_before_it_started_never_arrives(
     make_pool: MakePool, witness: Witness, tmp_path: Path
 ) -> None:
-    async with make_pool(16) as pool:
-        # The poster's loop is held up, so that the calls below queue behind it.
-        flag = tmp_path / "blocked"
-        blocked = on_poster(pool, f"import time; open({str(flag)!r}, 'w').close(); time.sleep(1.0)")
+    async with make_pool(16, health=dataclasses.replace(QUICK, wedge_after=60.0)) as pool:
+        # The poster's loop is held up, so that the calls below queue behind it, until a second after the last
+        # of them was cancelled.
+        flag, cancelled = tmp_path / "blocked", tmp_path / "cancelled"
+        held_up = f"while not os.path.exists({str(cancelled)!r}): time.sleep(0.01)"
+        code = f"import os, time; open({str(flag)!r}, 'w').close()\n{held_up}\ntime.sleep(1.0)"
+        blocked = on_poster(pool, code)
         await until(flag.exists)
         tasks = [
             asyncio.create_task(pool.post(witness.url("ok"), {}, request_id=f"l1-{n}")) for n in range(16)
@@ -397,6 +401,7 @@ async def test_l1_a_call_cancelled_before_it_started_never_arrives(
             task.cancel()
         await asyncio.wait(tasks)
         assert all(task.cancelled() for task in tasks)
+        cancelled.touch()
         await blocked
         await settled(pool, witness)
         # Two round trips later whatever was going to start has started.
