@@ -137,7 +137,9 @@ async def test_what_was_not_sent_to_a_stopped_poster_goes_elsewhere_before_it_is
     make_pool: MakePool, witness: Witness, events: EventFile
 ) -> None:
     """It is stopped while it has as many calls as there may be; it is never replaced, and goes on later."""
-    async with make_pool(40, posters_per_node=2, health=dataclasses.replace(QUICK, strikes=1000)) as pool:
+    # Nor when its first answer tells of a heartbeat that is as old as its stop.
+    health = dataclasses.replace(QUICK, timeout=2.0, strikes=1000, wedge_after=1000.0)
+    async with make_pool(40, posters_per_node=2, health=health) as pool:
         victim = pool.stats().posters[0]
         kill_poster(pool, signal.SIGSTOP, "poster/0")
         try:
