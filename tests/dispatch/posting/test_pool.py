@@ -443,7 +443,7 @@ async def test_l5_no_call_takes_a_thread(make_pool: MakePool, witness: Witness) 
         await asyncio.gather(*(pool.post(witness.url("ok"), {}) for _ in range(4)))
         before = threading.active_count()
         most = before
-        tasks = [asyncio.create_task(pool.post(witness.url("ok", "delay=1"), {})) for _ in range(64)]
+        tasks = [asyncio.create_task(pool.post(witness.url("ok", "delay=3"), {})) for _ in range(64)]
         while not all(task.done() for task in tasks):
             most = max(most, threading.active_count())
             await asyncio.sleep(0.02)

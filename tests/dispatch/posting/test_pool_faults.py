@@ -78,7 +78,7 @@ async def eight_in_flight(
     async with make_pool(8, posters_per_node=2) as pool:
         url = witness.url("ok", "delay=1")
         replies = asyncio.gather(*(pool.post(url, {}, request_id=f"eight-{n}") for n in range(8)))
-        await until(lambda: witness.counts()["in_flight"] == 8)
+        await until(lambda: len(witness.counts()["arrived"]) == 8)
         yield pool, replies
         await until(lambda: pool.stats().recreated == 1, 40)
         await at_rest(pool, witness)

@@ -62,7 +62,7 @@ def check(told: dict[str, Any], witness: Witness, size: Size) -> None:
 
 @pytest.mark.timeout(150)
 def test_a_small_cluster(witness: Witness) -> None:
-    check(drive(witness, SMALL, 0.05, 140), witness, SMALL)
+    check(drive(witness, SMALL, 0.2, 140), witness, SMALL)
 
 
 @pytest.mark.soak

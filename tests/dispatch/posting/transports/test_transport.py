@@ -449,7 +449,7 @@ async def test_cancelled_over_and_over_it_still_closes_its_connection(
 
 async def test_the_client_never_makes_a_request_wait(client: Client, witness: Witness) -> None:
     exchange = Exchange(client, witness)
-    await asyncio.gather(*(exchange.answer("ok", f"r{n}", delay=1.0) for n in range(40)))
+    await asyncio.gather(*(exchange.answer("ok", f"r{n}", delay=2.0) for n in range(40)))
     assert witness.counts()["peak"] == 40
 
 
