@@ -395,17 +395,24 @@ async def _no_environment(url: str, options: dict[str, Any], events: Events) -> 
 # -- the owner ends
 
 
+def below() -> list[tuple[int, float, str]]:
+    """Every process below this one: pid, start time, command."""
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # Ray ends some that it needs no more
+            found.append((one.pid, one.create_time(), " ".join(one.cmdline())))
+    return found
+
+
 async def owner(url: str, how: str) -> None:
     """Print every process below this one, and end: by an exception, or by what the test sends."""
     ray.init(**QUIET)
     async with pool_of(2) as pool:
         tasks = [asyncio.create_task(pool.post(f"{url}?delay=60", {})) for _ in range(CONCURRENCY)]
         await until(lambda: pool.stats().occupied == CONCURRENCY)
-        await asyncio.sleep(2.5)  # the roster's first look at the cluster, by an actor of its own
-        children = psutil.Process().children(recursive=True)
-        # A worker's title names its actor.
-        below = [[one.pid, one.create_time(), " ".join(one.cmdline())] for one in children]
-        print(json.dumps(below), flush=True)
+        # The roster looks at the cluster through an actor of its own, and a worker's title names its actor.
+        await until(lambda: any("Eye" in name for _, _, name in below()), 30, "the roster's eye")
+        print(json.dumps(below()), flush=True)
         if how == "raises":
             raise ZeroDivisionError("the owner's own bug")
         await asyncio.gather(*tasks)
