@@ -295,7 +295,8 @@ async def lost(url: str, count: int) -> dict[str, Any]:
     ray.init(**QUIET)
     done: Counter[str] = Counter()
     health = type(QUICK)(interval=0.1, timeout=2.0, strikes=20, wedge_after=20.0, unavailable=60.0)
-    async with pool_of(2, health=health, deadline=90.0) as pool:
+    # Probes are lost too: when both posters are out of service for one, nothing is to go anywhere else.
+    async with pool_of(2, health=health, deadline=90.0, local_fallback=False) as pool:
 
         async def one(number: int) -> None:
             try:
