@@ -72,20 +72,20 @@ async def test_a_retry_after_holds_everybody_back(make_pool: MakePool, witness: 
 async def test_a_server_that_fails_again_and_again_is_left_alone_and_tried_by_one(
     make_pool: MakePool, witness: Witness, events: EventFile
 ) -> None:
-    load = LoadControl(eject_after=5, eject_first=1.0)
+    load = LoadControl(eject_after=5, eject_first=2.0)
     async with make_pool(8, load=load) as pool:
         broken = witness.url("status", "status=500")
         for _ in range(5):
+            began = time.monotonic()  # in the end: of the one that ejects it
             assert await outcome(pool.post(broken, {}, max_attempts=1)) == "UPSTREAM.SERVER_ERROR"
         assert pool.stats().targets[0].standing == "ejected"
-        began = time.monotonic()
         # A caller who knows another server hears of it at once, and the others wait for the trial.
         hasty = pool.post(broken, {}, retry_upstream=False, request_id="hasty")
         assert await outcome(hasty) == "UPSTREAM.EJECTED"
         assert witness.arrivals("hasty") == 0
         ids = [f"w{n}" for n in range(8)]
         await asyncio.gather(*(pool.post(witness.url("ok"), {}, request_id=id) for id in ids))
-        assert time.monotonic() - began >= 0.9
+        assert time.monotonic() - began >= 2.0
         assert pool.stats().targets[0].standing == "serving"
     assert [event["key"] for event in events.named("target.ejected", "target.back")] == [witness.base] * 2
 
