@@ -438,7 +438,8 @@ async def test_cancelled_over_and_over_it_still_closes_its_connection(
 ) -> None:
     for number in range(60):
         id = f"gone-{number}"
-        task = asyncio.create_task(exchange.answer("hang", id, budget=0.3))
+        # Long enough to be seen there first; reqwest lets it run until its budget is spent.
+        task = asyncio.create_task(exchange.answer("hang", id, budget=3.0))
         await until(lambda id=id: witness.arrivals(id) == 1)
         while not task.done():
             task.cancel()
