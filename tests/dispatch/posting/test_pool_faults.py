@@ -321,15 +321,15 @@ def test_the_gcs_stops_and_is_started_anew_under_load(witness: Witness, tmp_path
         assert so_far == recreated  # the GCS's absence itself costs no poster
     assert told["recreated"] == 2
     assert told["states"] == ["serving", "serving"]
-    for gap in ("stopped_gap_s", "dead_gap_s", "back_gap_s"):
-        assert told[gap] < 1, gap
+    for gap in ("stopped_gap_s", "dead_gap_s", "back_gap_s"):  # what waits for the GCS stands for longer
+        assert told[gap] < 3, gap
 
 
 def test_the_own_raylet_is_killed(witness: Witness) -> None:
     """Also with bodies for which Ray's object store would be used: after the raylet's end, that ends the
     process. What remains: a body that is being put there in the very moment in which the raylet dies."""
     told = drive("raylet", witness.url("ok"), timeout=140)
-    assert told["ended_in_s"] < 25 + 1
+    assert told["ended_in_s"] < 25 + 5
     assert all(not code or code in catalogue for code in told["ended"])
     assert told["small"] == told["large"] == "local"
     assert told["close_s"] < 10

@@ -36,6 +36,8 @@ SOON_DEAD: Final = {
 }
 BEAT: Final = 0.01
 LOOK: Final = 1.0
+"""Seconds after which a look that nobody answers ends; what is to be answered has `IN_TIME`."""
+IN_TIME: Final = 20.0
 UNHURRIED: Final = Health(timeout=20.0, wedge_after=60.0, start_timeout=300.0)
 """Health for more posters than the machine has processors: slow is not dead."""
 STOPPED: Final = 3.0
@@ -146,7 +148,7 @@ async def membership(cluster: Cluster) -> dict[str, Any]:
         first = scout._sight
         os.kill(first.pid, signal.SIGKILL)
         await until(lambda: scout._sight is not None and scout._sight.pid != first.pid, 20)
-        told["after_its_actor_died"] = ids(await scout.look(LOOK))
+        told["after_its_actor_died"] = ids(await scout.look(IN_TIME))
 
         # Ray ends a node that drains as soon as it is idle: something like a poster has to be there.
         busy: Any = Echo.options(num_cpus=0.001, scheduling_strategy=affinity(added.node_id)).remote()
@@ -160,9 +162,9 @@ async def membership(cluster: Cluster) -> dict[str, Any]:
         _, said = await drain.communicate()
         told["drain"] = [drain.returncode, said.decode()[-500:]]
         told["draining_in_s"] = await watched.until("draining", added.node_id)
-        seen = await scout.look(LOOK)
+        seen = await scout.look(IN_TIME)
         assert seen is not None
-        told["busy"] = await asyncio.wait_for(_await(busy.echo.remote("still served")), LOOK)
+        told["busy"] = await asyncio.wait_for(_await(busy.echo.remote("still served")), IN_TIME)
         told["open_while_draining"] = list(seen.open)
         told["alive_while_draining"] = ids(seen)
 
@@ -206,7 +208,7 @@ async def stopped_gcs(cluster: Cluster) -> dict[str, Any]:
                 asked = time.monotonic()
                 looks.append([ids(await scout.look(LOOK)), time.monotonic() - asked])
             told["looks"] = looks
-            told["echo"] = await asyncio.wait_for(_await(echo.echo.remote("still there")), LOOK)
+            told["echo"] = await asyncio.wait_for(_await(echo.echo.remote("still there")), IN_TIME)
             # Each of these was seen not to wait for the GCS, and the pool counts on it.
             ray.kill(other, no_restart=True)
             late: Any = Echo.options(
@@ -243,7 +245,7 @@ async def restarted_gcs(cluster: Cluster) -> dict[str, Any]:
         cluster.head_node.kill_gcs_server()
         heart.gap = 0.0
         told["while_down"] = [ids(await scout.look(LOOK)) for _ in range(3)]
-        told["echo"] = await asyncio.wait_for(_await(echo.echo.remote("still there")), LOOK)
+        told["echo"] = await asyncio.wait_for(_await(echo.echo.remote("still there")), IN_TIME)
         told["gap_s"] = heart.gap
         cluster.head_node.start_gcs_server()
         began = time.monotonic()
@@ -252,7 +254,7 @@ async def restarted_gcs(cluster: Cluster) -> dict[str, Any]:
             after = await scout.look(LOOK)
         told["back_in_s"] = time.monotonic() - began
         told["same"] = after == before
-        told["echo_after"] = await asyncio.wait_for(_await(echo.echo.remote("as before")), LOOK)
+        told["echo_after"] = await asyncio.wait_for(_await(echo.echo.remote("as before")), IN_TIME)
         late: Any = Echo.remote()
         told["late"] = await asyncio.wait_for(_await(late.echo.remote("late")), 20)
         await asyncio.sleep(2.0)  # long enough for several looks

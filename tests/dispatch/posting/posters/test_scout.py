@@ -151,7 +151,7 @@ async def test_a_watch_ends_with_its_scout(ray_local: None) -> None:
 
 
 async def test_an_actor_that_does_not_answer_is_replaced(
-    ray_local: None, monkeypatch: pytest.MonkeyPatch
+    ray_local: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scout = Scout()
     try:
@@ -159,12 +159,15 @@ async def test_an_actor_that_does_not_answer_is_replaced(
         stuck = scout._sight
         assert stuck is not None
 
-        def hang(self: Any) -> None:
+        hangs = tmp_path / "hangs"
+
+        def hang(self: Any, began: str) -> None:
+            open(began, "w").close()
             time.sleep(600)
 
         hung = scout._actor.__ray_call__.options(num_returns=0)
-        hung.remote(hang)  # ahead of the next look on the actor's only thread
-        await asyncio.sleep(0.2)
+        hung.remote(hang, str(hangs))
+        await until(hangs.exists)  # ahead of the next look on the actor's only thread
         monkeypatch.setattr(module, "PATIENCE", 0.5)
         looks = [await scout.look(0.2) for _ in range(4)]
         assert looks[0] is None
@@ -234,7 +237,7 @@ def test_while_the_gcs_is_stopped_nothing_is_known_and_nothing_waits(stopped: di
     assert len(stopped["looks"]) >= 3
     assert {str(nodes) for nodes, _ in stopped["looks"]} == {"None"}
     assert max(seconds for _, seconds in stopped["looks"]) < 3
-    assert stopped["gap_s"] < 1, "a look that waits for the GCS waits for all of its standstill"
+    assert stopped["gap_s"] < 2, "a look that waits for the GCS waits for all of its standstill"
 
 
 def test_while_the_gcs_is_stopped_actors_answer_and_new_ones_wait(stopped: dict[str, Any]) -> None:
@@ -262,7 +265,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_while_the_gcs_is_dead_nothing_is_known_and_nothing_waits(restarted: dict[str, Any]) -> None:
     assert restarted["while_down"] == [None, None, None]
     assert restarted["echo"] == "still there"
-    assert restarted["gap_s"] < 1
+    assert restarted["gap_s"] < 2
 
 
 def test_a_restarted_gcs_changes_nothing(restarted: dict[str, Any]) -> None:
