@@ -83,7 +83,6 @@ async def with_a_node_removed(nodes: int, url: str, events: Path) -> dict[str, A
         "balanced": balanced,
         "submitted": stats.submitted,
         "succeeded": stats.succeeded,
-        "recreated": stats.recreated,
         "peak": stats.peak,
     }
 

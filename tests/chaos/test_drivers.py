@@ -42,8 +42,8 @@ def test_l7_the_posters_of_a_killed_driver_are_gone(
             process.kill()
     assert len(posters) == 2
     for pid, created in posters:
-        until_sync(lambda pid=pid, created=created: tally.gone(pid, created), 10, f"poster {pid} gone")
-    until_sync(lambda: witness.counts()["connections"] == 0, 10)
+        until_sync(lambda pid=pid, created=created: tally.gone(pid, created), 30, f"poster {pid} gone")
+    until_sync(lambda: witness.counts()["connections"] == 0, 30)
 
 
 def test_a_node_is_removed(witness: Witness, events: EventFile, tally: Tally) -> None:
@@ -55,8 +55,9 @@ def test_a_node_is_removed(witness: Witness, events: EventFile, tally: Tally) ->
     said = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
     assert said["codes"] == []
     assert said["submitted"] == said["succeeded"] == said["good"] == said["balanced"] >= 400
-    assert said["recreated"] >= 1
     assert said["victims"]
+    # Replaced elsewhere, or gone with their node: whichever Ray tells of first.
+    assert events.named("poster.died", "pool.node_left")
     assert all(tally.gone(pid, created) for pid, created in said["victims"])
     counts, retries = witness.counts(), events.retries()
     assert len(counts["arrived"]) == said["submitted"]
