@@ -22,7 +22,12 @@ def test_nothing_hangs_on_an_actor_killed_a_moment_ago(witness: Witness) -> None
     done = subprocess.run(
         [sys.executable, "-m", "tests.dispatch.posting.uvloop_drive", witness.url("ok", "delay=1")],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(APART)},
+        # A second, Ray's own, is short for the word that an actor is dead: what waited for it is unavailable.
+        env={
+            **os.environ,
+            "PYTHONPATH": str(APART),
+            "RAY_timeout_ms_task_wait_for_death_info": "10000",
+        },
         capture_output=True,
         text=True,
         timeout=110,
