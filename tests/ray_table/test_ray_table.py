@@ -182,7 +182,8 @@ async def test_with_restarts_left_it_is_unavailable_and_then_answers_with_reset_
 
 
 async def test_sys_exit_ends_a_sync_actor_with_its_status_in_the_text() -> None:
-    exc = await failure_of(Sync.remote().exit.remote("sys_exit"))
+    actor = Sync.remote()
+    exc = await death_of(actor.exit.remote("sys_exit"), actor.pid.remote)
     assert isinstance(exc, ActorDiedError)
     assert "exit code 3" in str(exc).lower()
     assert classify(exc).code == "ACTOR.DIED"
