@@ -24,7 +24,7 @@ from tests.support.mortal import DEADLY, Mortal
 from tests.support.wait import until
 from tests.support.witness import Witness
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(150)
 PROMPT = Backoff(0.01, 0.05)
 
 
@@ -118,7 +118,7 @@ async def test_a_fleet_that_dies_is_not_stormed(make_pool: MakePool, witness: Wi
 
 async def test_a_request_that_kills_its_server_ends_as_poison(make_pool: MakePool) -> None:
     load = LoadControl(eject_first=0.3, eject_most=0.5)
-    async with Mortal() as server, make_pool(16, max_attempts=20, load=load) as pool:
+    async with Mortal() as server, make_pool(16, deadline=100.0, max_attempts=20, load=load) as pool:
         innocent = [
             asyncio.create_task(pool.post(server.url, {"seconds": 0.2}, request_id=f"i{n}"))
             for n in range(12)
@@ -155,7 +155,8 @@ class DeadlyTransport(httpx.AsyncBaseTransport):
 async def test_a_request_that_kills_posters_ends_as_poison_and_never_reaches_the_pools_process(
     make_pool: MakePool, witness: Witness, events: EventFile, posters: int
 ) -> None:
-    async with make_pool(8, posters_per_node=posters, max_attempts=20, transport=DeadlyTransport) as pool:
+    options: dict[str, Any] = {"posters_per_node": posters, "max_attempts": 20, "deadline": 100.0}
+    async with make_pool(8, transport=DeadlyTransport, **options) as pool:
         innocent = [
             asyncio.create_task(pool.post(witness.url("ok", "delay=0.3"), {}, request_id=f"i{n}"))
             for n in range(6)
@@ -165,7 +166,7 @@ async def test_a_request_that_kills_posters_ends_as_poison_and_never_reaches_the
         assert caught.value.code == "REQUEST.POISON"
         assert len(caught.value.data["deaths"]) == 3
         await asyncio.gather(*innocent)
-        await until(lambda: pool.stats().recreated == 3, 30)
+        await until(lambda: pool.stats().recreated == 3, 60)
     assert len(events.named("poster.died")) == 3
 
 
@@ -173,8 +174,8 @@ async def test_both_copies_of_a_hedged_poison_count_and_a_suspect_has_one(
     make_pool: MakePool, witness: Witness
 ) -> None:
     load = LoadControl(hedge_at=0.9, hedge_share=1.0)
-    options: dict[str, Any] = {"posters_per_node": 2, "max_attempts": 20, "transport": DeadlyTransport}
-    async with make_pool(8, load=load, **options) as pool:
+    options: dict[str, Any] = {"posters_per_node": 2, "max_attempts": 20, "deadline": 100.0}
+    async with make_pool(8, load=load, transport=DeadlyTransport, **options) as pool:
         for _ in range(40):
             await pool.post(witness.url("ok"), {})
         with pytest.raises(CodedError) as caught:
