@@ -16,7 +16,7 @@ from tests.support.events import EventFile
 from tests.support.wait import until_sync
 from tests.support.witness import ROOT, Witness
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 
 
 def driver(nodes: int, witness: Witness, events: EventFile) -> subprocess.Popen[str]:
@@ -49,7 +49,7 @@ def test_l7_the_posters_of_a_killed_driver_are_gone(
 def test_a_node_is_removed(witness: Witness, events: EventFile, tally: Tally) -> None:
     with driver(3, witness, events) as process:
         try:
-            out, _ = process.communicate(timeout=140)
+            out, _ = process.communicate(timeout=280)
         finally:
             process.kill()
     said = json.loads(next(line for line in out.splitlines() if line.startswith("{")))

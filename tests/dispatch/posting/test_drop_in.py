@@ -19,7 +19,7 @@ from tests.support.fixtures import MakePool
 from tests.support.wait import until
 from tests.support.witness import ROOT, Witness
 
-pytestmark = pytest.mark.timeout(45)
+pytestmark = pytest.mark.timeout(120)
 QUICKLY = Backoff(0.01, 0.05)
 
 

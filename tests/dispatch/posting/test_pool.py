@@ -30,7 +30,7 @@ from tests.support.ray_side import kill_poster, on_poster
 from tests.support.wait import until
 from tests.support.witness import ROOT, Witness
 
-pytestmark = pytest.mark.timeout(45)
+pytestmark = pytest.mark.timeout(120)
 
 
 async def code_from(awaitable: Any) -> str:

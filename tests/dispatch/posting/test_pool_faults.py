@@ -40,7 +40,7 @@ from tests.support.signals import no_signal_ignored
 from tests.support.wait import until, until_sync
 from tests.support.witness import ROOT, Witness
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 
 BUDGET = QUICK.interval + (QUICK.interval + QUICK.timeout) * QUICK.strikes + 1.0
 """Seconds within which a poster that does not answer is known to be lost: its probes, and a slow machine."""
@@ -296,7 +296,7 @@ def check_load(told: dict[str, Any], witness: Witness) -> None:
 
 
 def test_nodes_join_drain_and_die_under_load(witness: Witness) -> None:
-    told = drive("nodes", witness.url("ok"), timeout=140)
+    told = drive("nodes", witness.url("ok"), timeout=280)
     check_load(told, witness)
     assert told["joined"] == [3, 3, 3, 2]
     assert told["drained"] == [6, 5]
@@ -310,7 +310,7 @@ def test_the_gcs_stops_and_is_started_anew_under_load(witness: Witness, tmp_path
     told = drive(
         "gcs",
         witness.url("ok"),
-        timeout=140,
+        timeout=280,
         RAY_gcs_storage="rocksdb",
         RAY_gcs_storage_path=str(tmp_path / "gcs"),
     )
@@ -328,7 +328,7 @@ def test_the_gcs_stops_and_is_started_anew_under_load(witness: Witness, tmp_path
 def test_the_own_raylet_is_killed(witness: Witness) -> None:
     """Also with bodies for which Ray's object store would be used: after the raylet's end, that ends the
     process. What remains: a body that is being put there in the very moment in which the raylet dies."""
-    told = drive("raylet", witness.url("ok"), timeout=140)
+    told = drive("raylet", witness.url("ok"), timeout=280)
     assert told["ended_in_s"] < 25 + 5
     assert all(not code or code in catalogue for code in told["ended"])
     assert told["small"] == told["large"] == "local"
@@ -344,7 +344,7 @@ def test_what_is_lost_on_the_way_is_not_done_twice(witness: Witness) -> None:
     """Calls that do not arrive, replies that do not come back: the poster lives, and does each POST once."""
     chances = {"req_failure_prob": 8, "resp_failure_prob": 8, "in_flight_failure_prob": 8}
     lost = {"CoreWorkerService.grpc_client.PushTask": {"num_failures": -1, **chances}}
-    told = drive("lost", witness.url("ok"), "120", timeout=140, RAY_testing_rpc_failure=json.dumps(lost))
+    told = drive("lost", witness.url("ok"), "120", timeout=280, RAY_testing_rpc_failure=json.dumps(lost))
     assert told["done"] == {"poster": 120}
     assert told["failures"].get("ActorUnavailableError", 0) >= 2, told  # else nothing was lost
     assert (told["recreated"], told["retried"]) == (0, 0)
@@ -386,5 +386,5 @@ def test_an_owner_that_ends_without_closing_leaves_nothing(witness: Witness, how
     def left() -> list[str]:
         return [name for pid, created, name in below if is_alive(pid, created)]
 
-    until_sync(lambda: not left(), 20, "every process is gone")
-    until_sync(lambda: witness.counts()["connections"] == 0, 10)
+    until_sync(lambda: not left(), 60, "every process is gone")
+    until_sync(lambda: witness.counts()["connections"] == 0)

@@ -19,10 +19,10 @@ from tests.support.fixtures import QUICK, MakePool
 from tests.support.wait import until
 from tests.support.witness import ROOT, Witness
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
-def drive(scenario: str, *arguments: str, timeout: float = 100, **environment: str) -> dict[str, Any]:
+def drive(scenario: str, *arguments: str, timeout: float = 220, **environment: str) -> dict[str, Any]:
     """What the driver of that scenario has seen; see `fault_drive`."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.dispatch.posting.posters.fault_drive", scenario, *arguments],

@@ -23,7 +23,7 @@ from tests.support.fixtures import KEEP_TRYING, QUICK, MakePool
 from tests.support.wait import until
 from tests.support.witness import Witness
 
-pytestmark = pytest.mark.timeout(45)
+pytestmark = pytest.mark.timeout(120)
 
 
 async def test_a_span_for_each_post(make_pool: MakePool, witness: Witness) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import resource
@@ -196,7 +197,7 @@ async def nodes(cluster: Cluster, url: str) -> dict[str, Any]:
             lambda: not any(is_alive(*one) for one in going), 10, "the drained node's posters are gone"
         )
         told["retried_by_the_drain"] = pool.stats().retried
-        await until(lambda: joined not in alive_nodes(), 20, "the drained node has left")
+        await until(lambda: joined not in alive_nodes(), 60, "the drained node has left")
 
         killed = add_node(cluster)
         await serving_on(pool, killed.node_id, 2)
@@ -384,8 +385,10 @@ async def no_environment(url: str) -> dict[str, Any]:
 
 async def _no_environment(url: str, options: dict[str, Any], events: Events) -> dict[str, Any]:
     recreation = Recreation(Backoff(0.05, 0.1), budget=2)
-    async with pool_of(2, poster_options=options, recreation=recreation, events=events) as pool:
-        await until(lambda: {one.state for one in pool.stats().posters} == {"abandoned"}, 60)
+    health = dataclasses.replace(QUICK, start_timeout=100.0)  # pip says why it fails, a time limit does not
+    settings = {"poster_options": options, "recreation": recreation, "events": events, "health": health}
+    async with pool_of(2, **settings) as pool:
+        await until(lambda: {one.state for one in pool.stats().posters} == {"abandoned"}, 180)
         tried = [one.generation for one in pool.stats().posters]
         via = (await pool.post(url, {})).via
         await asyncio.sleep(1.0)

@@ -27,7 +27,7 @@ A, B, C = (Node(letter * 56, f"10.0.0.{n}") for n, letter in enumerate("abc"))
 B_DRAINS = Node(B.id, B.host, draining=True)
 NO_CHANGE = None
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 
 
 def drive(scenario: str, **environment: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def drive(scenario: str, **environment: str) -> dict[str, Any]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -60,9 +60,9 @@ def check(told: dict[str, Any], witness: Witness, size: Size) -> None:
     assert concurrency // 2 < seen["peak"] <= concurrency
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_small_cluster(witness: Witness) -> None:
-    check(drive(witness, SMALL, 0.2, 140), witness, SMALL)
+    check(drive(witness, SMALL, 0.2, 280), witness, SMALL)
 
 
 @pytest.mark.soak
