@@ -18,8 +18,9 @@ from tests.support.witness import Witness
 
 MakePool = Callable[..., PosterPool]
 
-QUICK = Health(interval=0.2, timeout=1.0, strikes=2, wedge_after=2.0, unavailable=10.0, start_timeout=40.0)
-"""Health for tests that wait for a verdict: the defaults' logic in less time."""
+QUICK = Health(interval=0.2, timeout=2.0, strikes=2, wedge_after=4.0, unavailable=10.0, start_timeout=40.0)
+"""Health for tests that wait for a verdict: the defaults' logic in less time. A probe has as long as by
+default, for nearly all tests want a poster that nobody hurt to serve all the while."""
 KEEP_TRYING = Recreation(budget=1000)
 
 
