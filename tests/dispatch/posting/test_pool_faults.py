@@ -138,7 +138,7 @@ async def test_what_was_not_sent_to_a_stopped_poster_goes_elsewhere_before_it_is
 ) -> None:
     """It is stopped while it has as many calls as there may be; it is never replaced, and goes on later."""
     # Nor when its first answer tells of a heartbeat that is as old as its stop.
-    health = dataclasses.replace(QUICK, timeout=2.0, strikes=1000, wedge_after=1000.0)
+    health = dataclasses.replace(QUICK, strikes=1000, wedge_after=1000.0)
     async with make_pool(40, posters_per_node=2, health=health) as pool:
         victim = pool.stats().posters[0]
         kill_poster(pool, signal.SIGSTOP, "poster/0")
@@ -321,7 +321,7 @@ def test_the_gcs_stops_and_is_started_anew_under_load(witness: Witness, tmp_path
         assert so_far == recreated  # the GCS's absence itself costs no poster
     assert told["recreated"] == 2
     assert told["states"] == ["serving", "serving"]
-    for gap in ("stopped_gap_s", "dead_gap_s", "back_gap_s"):  # what waits for the GCS stands for longer
+    for gap in ("stopped_gap_s", "dead_gap_s", "back_gap_s"):  # what waits for the GCS stands still longer
         assert told[gap] < 3, gap
 
 
