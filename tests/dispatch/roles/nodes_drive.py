@@ -17,7 +17,7 @@ from protocol import CodedError
 from tests.dispatch.posting.posters.cluster_drive import SOON_DEAD, cluster_of
 from tests.dispatch.roles.ranks import Trainer, group_of
 
-LIMITS = Limits(interval=0.2, silence=3.0, unavailable=20.0)
+LIMITS = Limits(interval=0.2, silence=6.0, unavailable=20.0)
 
 
 async def main(cluster: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import ray
 
 from dispatch.roles import Rendezvous
 from protocol import CodedError
+from tests.support.wait import until, until_sync
 
 
 class Trainer:
@@ -47,6 +48,11 @@ class Trainer:
 
     def sleep(self, seconds: float) -> int:
         time.sleep(seconds)
+        return self.rank
+
+    def wait_for(self, path: str) -> int:
+        """Computes until the file ``path`` is there."""
+        until_sync(Path(path).exists)
         return self.rank
 
     def fail(self, rank: int, how: str, gently: float = 0.0) -> int:
@@ -91,10 +97,13 @@ class AsyncTrainer:
             self.cancelled += 1
             raise
 
-    async def raise_if(self, rank: int) -> None:
-        if rank == self.rank:
-            raise ValueError("loss is nan")
-        await self.wait()
+    async def raise_if(self, rank: int, waiting: str) -> None:
+        """Raises at ``rank`` once the other one waits, of which the file ``waiting`` tells."""
+        if rank != self.rank:
+            Path(waiting).touch()  # noqa: ASYNC240 - an empty file, which nothing waits for
+            await self.wait()
+        await until(Path(waiting).exists)
+        raise ValueError("loss is nan")
 
     async def interrupt(self, rank: int) -> None:
         """A KeyboardInterrupt that hits this very call."""

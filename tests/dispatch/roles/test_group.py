@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,7 +28,8 @@ from tests.support.events import EventFile
 from tests.support.wait import until, until_sync
 from tests.support.witness import ROOT
 
-QUICK = Limits(interval=0.1, silence=1.5, unavailable=3.0)
+QUICK = Limits(interval=0.1, silence=5.0, unavailable=20.0)
+"""A heartbeat at once; but no rank is given up that a busy machine only lets wait."""
 CALL = 20.0
 Make = Callable[..., TrainingGroup]
 
@@ -123,11 +125,12 @@ HOW_A_RANK_FAILS = {
 async def test_one_rank_fails_the_whole_group(
     make: Make, events: EventFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch_module, "WINDOW", 1.0)  # a busy machine tells late of a death
     group = make()
     await group.start()
     for epoch, (how, code) in enumerate(HOW_A_RANK_FAILS.items(), 1):
         before = processes(group)
+        # A busy machine tells late of a death; an exception alone is named only when the window is over.
+        monkeypatch.setattr(epoch_module, "WINDOW", 15.0 if code == "ACTOR.DIED" else 0.25)
         # The others' sockets break a moment later, except where the neighbour does nothing any more.
         gently = 0.05 if code == "ACTOR.DIED" else 0.0
         error = await failure_of(group.call("fail", 1, how, gently, timeout=CALL))
@@ -162,12 +165,12 @@ async def test_all_ranks_at_once_and_none_in_a_call(make: Make) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_ranks_with_coroutines(make: Make) -> None:
+async def test_ranks_with_coroutines(make: Make, tmp_path: Path) -> None:
     group = make(AsyncTrainer)
     await group.start()
     assert await group.call("epoch", timeout=CALL) == [1, 1]
     # The others' calls are cancelled for good when one raises.
-    error = await failure_of(group.call("raise_if", 1, timeout=CALL))
+    error = await failure_of(group.call("raise_if", 1, str(tmp_path / "waiting"), timeout=CALL))
     assert (error.data["rank"], error.data["code"]) == (1, "TASK.FAILED")
     assert "loss is nan" in error.detail
     assert group._epoch is not None
@@ -237,20 +240,20 @@ async def test_a_death_during_a_start_and_during_a_restart(make: Make, tmp_path:
 
 
 async def test_no_room_is_told_with_the_resources_by_the_deadline(make: Make) -> None:
-    never = make(resources={"CPU": 0.1, "GPU": 4000}, start_timeout=1.0)
-    error = await failure_of(never.start())
+    taken = make(resources={"CPU": 3})
+    await taken.start()
+    # Long enough for a worker to start that makes the placement group.
+    never = make(resources={"CPU": 0.1, "GPU": 4000}, start_timeout=5.0)
+    late = make(resources={"CPU": 3}, strategy="STRICT_PACK", start_timeout=5.0)
+    error, in_vain = await asyncio.gather(failure_of(never.start()), failure_of(late.start()))
     assert error.code == "TASK.UNSCHEDULABLE"
     assert "GPU: 4000" in error.detail
     assert "CPU: 8" in error.detail  # what the cluster has
     assert group_of(never.name) == []
     assert never.state is State.FAILED
 
-    taken = make(resources={"CPU": 3})
-    await taken.start()
-    late = make(resources={"CPU": 3}, strategy="STRICT_PACK", start_timeout=1.0)
-    error = await failure_of(late.start())
-    assert error.code == "TIMEOUT.DEADLINE"
-    assert "{CPU: 3}, {CPU: 3}" in error.detail
+    assert in_vain.code == "TIMEOUT.DEADLINE"
+    assert "{CPU: 3}, {CPU: 3}" in in_vain.detail
     assert group_of(late.name) == []
     await taken.close()
     late._start_timeout = 30.0
@@ -287,20 +290,22 @@ async def test_a_start_whose_caller_goes_away_leaves_nothing(make: Make) -> None
 
 
 async def test_a_call_that_is_late_fails_the_group_and_one_that_waits_for_its_turn_does_not(
-    make: Make,
+    make: Make, tmp_path: Path
 ) -> None:
     group = make()
     await group.start()
-    slow = asyncio.create_task(group.call("sleep", 1.5, timeout=CALL))
+    slow = asyncio.create_task(group.call("wait_for", str(tmp_path / "enough"), timeout=CALL))
     await asyncio.sleep(0.1)
     error = await failure_of(group.call("step", timeout=0.2))
     assert error.code == "TIMEOUT.DEADLINE"
+    (tmp_path / "enough").touch()
     assert await slow == [0, 1]
     assert group.state is State.READY
     error = await failure_of(group.call("sleep", 30.0, timeout=0.3))
     assert error.code == "ACTOR.GROUP_FAILED"
     assert error.data["code"] == "TIMEOUT.DEADLINE"
-    assert "sleep within 0.3 s from rank 0, 1" in error.detail
+    # Of the 0.3 s, what was left when its turn came.
+    assert re.search(r"sleep within 0(\.\d+)? s from rank 0, 1", error.detail)
 
 
 async def test_without_ray_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
