@@ -516,6 +516,7 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
 keys = st.lists(st.tuples(st.sampled_from(["a", "é", 'q"\n']), st.integers(0, 3)), max_size=6, unique=True)
 
 
+@pytest.mark.timeout(180)  # thousands of times to the disk
 @given(keys=keys, content=st.text(max_size=12))
 @settings(max_examples=20, deadline=None)
 def test_killed_at_every_byte(
