@@ -16,7 +16,7 @@ from tests.faults.alerts.helpers import append, died, ready, until
 async def test_fires_once_with_its_code_and_resolves(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     async with RealAlertmanager(tmp_path) as real:
-        sink = Alertmanager(real.url, resend=0.3)
+        sink = Alertmanager(real.url, resend=0.5)
         async with AlertWatcher(path, default_rules(), [sink], poll_interval=0.02) as watcher:
             append(path, died(ts=time.time()), died(ts=time.time()))
             fired = await real.wait_for("firing", code="ACTOR.DIED", key="poster/0")
@@ -37,12 +37,12 @@ async def test_repetitions_keep_it_firing_and_their_end_resolves_it(tmp_path: Pa
     path = tmp_path / "events.jsonl"
     append(path, died(ts=time.time()))
     async with RealAlertmanager(tmp_path) as real:
-        sink = Alertmanager(real.url, resend=0.25)  # it ends by itself 1 s after the last one
+        sink = Alertmanager(real.url, resend=0.75)  # it ends by itself 3 s after the last one
         start = time.monotonic()
         async with AlertWatcher(path, default_rules(), [sink], poll_interval=0.02):
             await real.wait_for("firing", key="poster/0")
-            await until(lambda: time.monotonic() - start > 2.5)
-            assert real.alerts("resolved") == [], "repeated, so still firing after 2.5 s"
+            await until(lambda: time.monotonic() - start > 5.0)
+            assert real.alerts("resolved") == [], "repeated, so still firing after 5 s"
         await real.wait_for("resolved", key="poster/0")
 
 

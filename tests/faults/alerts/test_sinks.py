@@ -139,7 +139,7 @@ async def test_a_slow_sink_holds_up_nobody_and_close_has_a_deadline() -> None:
         for change in (FIRED, RESOLVED):
             for sink in sinks:
                 sink.put(change)
-        await until(lambda: len(quick_one.bodies) == 2)
+        await until(lambda: sinks[1].stats.delivered == 2)
         await asyncio.gather(*(sink.close(0.1) for sink in sinks))
     assert sinks[0].stats.unsent == 2
     assert sinks[1].stats.delivered == 2
