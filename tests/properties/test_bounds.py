@@ -1,7 +1,7 @@
 """Bounds: reading ends, in time in proportion to the text, whatever the size and the shape.
 
 Times are CPU seconds of this process (other work on the machine doesn't count), each the best of a few
-tries; the limits are many times what is needed here.
+tries; the limits are many times what is needed here, for a processor that is shared gets less done in one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tests.properties.strategies import UNSIGNED
 
 MEGABYTE: Final = 1 << 20
 LONG: Final = 10 * MEGABYTE
+LIMIT: Final = 5.0
+"""Seconds for what takes a few tenths; what is not linear takes minutes."""
 ANSWERS: Final = (read, classify, lambda e: CodedError.from_exception(e, "TASK.FAILED"))
 MINTED: Final = mint("TASK.FAILED", "ABCDEFGH", key=UNSIGNED)
 NEAR: Final = MINTED[:-1] + ("X" if MINTED[-1] != "X" else "Y")
@@ -73,28 +75,29 @@ ADVERSARIES: Final[dict[str, str]] = {
 
 @pytest.mark.parametrize("name", ADVERSARIES)
 @pytest.mark.parametrize("search", [scan, defuse])
-def test_ten_megabytes_take_a_second(name: str, search: Callable[[str], Any]) -> None:
+def test_ten_megabytes_take_seconds(name: str, search: Callable[[str], Any]) -> None:
     unit = ADVERSARIES[name]
     text = unit * (LONG // len(unit.encode()))
-    taken = cpu_seconds(lambda: search(text), tries=3, enough=1.0)
-    assert taken < 1.0, f"{taken:.2f} s of CPU for {len(text)} characters"
+    taken = cpu_seconds(lambda: search(text), tries=3, enough=LIMIT)
+    assert taken < LIMIT, f"{taken:.2f} s of CPU for {len(text)} characters"
 
 
 @pytest.mark.parametrize("name", ADVERSARIES)
-def test_twice_the_text_takes_twice_the_time(name: str) -> None:
+def test_eight_times_the_text_takes_eight_times_the_time(name: str) -> None:
     unit = ADVERSARIES[name]
     text = unit * (LONG // 8 // len(unit.encode()))
-    double = text * 2
+    longer = text * 8
     # 20 ms, below which the clock and the caches say more than the text does.
     once = max(cpu_seconds(lambda: scan(text), tries=3), 0.02)
-    twice = cpu_seconds(lambda: scan(double), tries=6, enough=3 * once)
-    assert twice / once < 3
+    # Quadratic would be 64 times; a machine that is busier now than it was a moment ago is not.
+    taken = cpu_seconds(lambda: scan(longer), tries=3, enough=32 * once)
+    assert taken / once < 32
 
 
-def test_ten_megabytes_of_different_near_tokens_take_two_seconds() -> None:
+def test_ten_megabytes_of_different_near_tokens_take_seconds() -> None:
     # No two alike, so that each has to be checked: 290,000 times BLAKE2s.
     text = " ".join(NEAR[:-17] + f"{n:08d}.ABCDEFGH" for n in range(LONG // (len(NEAR) + 1)))
-    assert cpu_seconds(lambda: scan(text), tries=3, enough=2.0) < 2.0
+    assert cpu_seconds(lambda: scan(text), tries=3, enough=LIMIT) < LIMIT
 
 
 def test_a_token_is_found_among_ten_megabytes_of_near_ones() -> None:
@@ -120,9 +123,9 @@ def test_a_token_is_found_among_ten_megabytes_of_near_ones() -> None:
         *("a+a.a-", "://", "'authorization', ", "\\", "SECRET=", "&" + "a" * 64, "password: "),
     ],
 )
-def test_scrubbing_a_megabyte_takes_a_second(unit: str) -> None:
+def test_scrubbing_a_megabyte_takes_seconds(unit: str) -> None:
     text = unit * (MEGABYTE // len(unit))
-    assert cpu_seconds(lambda: scrub(text), tries=3, enough=1.0) < 1.0
+    assert cpu_seconds(lambda: scrub(text), tries=3, enough=LIMIT) < LIMIT
     assert len(clean(text * 20)) <= MAX_DETAIL
 
 
@@ -140,9 +143,9 @@ def test_scrubbing_a_megabyte_takes_a_second(unit: str) -> None:
         "\r\n",
     ],
 )
-def test_classifying_ten_megabytes_of_text_takes_a_second(line: str) -> None:
+def test_classifying_ten_megabytes_of_text_takes_seconds(line: str) -> None:
     text = f"{line}\n" * (LONG // (len(line) + 1))
-    assert cpu_seconds(lambda: classify_text(text), tries=3, enough=1.0) < 1.0
+    assert cpu_seconds(lambda: classify_text(text), tries=3, enough=LIMIT) < LIMIT
 
 
 # -- exceptions that are large
@@ -221,7 +224,7 @@ LARGE: Final[dict[str, Callable[[], Exception]]] = {
 @pytest.mark.parametrize("answer", ANSWERS, ids=["read", "classify", "from_exception"])
 def test_a_large_exception_is_read_in_seconds(name: str, answer: Callable[[Exception], Any]) -> None:
     exc = LARGE[name]()
-    assert cpu_seconds(lambda: answer(exc)) < 3.0
+    assert cpu_seconds(lambda: answer(exc)) < LIMIT
     _unlink(exc)
 
 
@@ -283,4 +286,4 @@ DATA: Final[dict[str, Callable[[], Any]]] = {
 @pytest.mark.parametrize("name", DATA)
 def test_large_data_is_made_safe_in_seconds(name: str) -> None:
     value = DATA[name]()
-    assert cpu_seconds(lambda: json_safe(value)) < 3.0
+    assert cpu_seconds(lambda: json_safe(value)) < LIMIT
