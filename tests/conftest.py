@@ -13,6 +13,15 @@ settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The first test that needs Ray starts it, and most start workers: seconds, many on a busy machine."""
+    if config.getoption("timeout") is not None:  # the command line says how long, as for the soaks
+        return
+    for item in items:
+        if "ray_local" in getattr(item, "fixturenames", ()) and not any(item.iter_markers("timeout")):
+            item.add_marker(pytest.mark.timeout(150))
+
+
 @pytest.fixture(scope="session")
 def ray_local() -> Iterator[None]:
     """A local Ray for the tests of a session; the driver is this process."""

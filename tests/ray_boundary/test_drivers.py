@@ -24,10 +24,10 @@ from tests.support.wait import until_sync
 
 ROOT: Final = Path(__file__).parents[2]
 DRIVERS: Final = ("second driver", "Ray Client")
-BUDGET: Final = 55.0
+BUDGET: Final = 150.0
 """Seconds for a driver's whole run."""
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 Told = dict[str, dict[str, Any]]
 
 
@@ -65,7 +65,7 @@ def client_server(gcs_address: str, log: Path) -> Iterator[str]:
         server = subprocess.Popen([*command, *where], cwd=ROOT, stdout=out, stderr=out)
         try:
             until_sync(
-                lambda: server.poll() is not None or _answers(port), what="the server of Ray Client answers"
+                lambda: server.poll() is not None or _answers(port), 60.0, "the server of Ray Client answers"
             )
             assert server.poll() is None, log.read_text()
             yield f"ray://127.0.0.1:{port}"

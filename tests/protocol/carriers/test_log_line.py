@@ -479,6 +479,7 @@ ray.shutdown()
 """
 
 
+@pytest.mark.timeout(120)
 def test_through_the_log_of_a_real_ray_worker() -> None:
     """Printed in a worker, sent to the driver, prefixed and coloured there."""
     error, event = quoting()
@@ -486,7 +487,7 @@ def test_through_the_log_of_a_real_ray_worker() -> None:
     done = subprocess.run(
         [sys.executable, "-c", DRIVER],
         input=f"{event}\nException: {plain}",
-        cwd=ROOT, capture_output=True, text=True, timeout=55, check=True,
+        cwd=ROOT, capture_output=True, text=True, timeout=110, check=True,
         env={**os.environ, "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore"},
     )  # fmt: skip
     pid = next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("pid "))
