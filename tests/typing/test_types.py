@@ -22,11 +22,11 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in HERE.glob("*_names.py"))
 def mypy(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--strict", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=170, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=390, check=False,
     )  # fmt: skip
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_mypy_agrees() -> None:
     done = mypy(*FILES)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -35,13 +35,13 @@ def test_mypy_agrees() -> None:
 def pyright(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "basedpyright", "--level", "error", "--outputjson", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=170, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=390, check=False,
     )  # fmt: skip
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_pyright_agrees() -> None:
     told = pyright(*FILES)
     assert told["generalDiagnostics"] == []
@@ -63,7 +63,7 @@ WRONG = (
 )
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_pyright_would_disagree(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(WRONG)
@@ -72,7 +72,7 @@ def test_pyright_would_disagree(tmp_path: Path) -> None:
     assert found == {(7, "reportAssertTypeFailure"), (8, "reportCallIssue"), (9, "reportArgumentType")}
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_mypy_would_disagree(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(WRONG)
