@@ -425,14 +425,16 @@ async def test_the_accounting_holds_at_every_instant(pool: PosterPool, engines: 
             await asyncio.sleep(0)
 
     watching = asyncio.create_task(look())
-    results = await everything(client, prompts(*(f"The harbour {n}" for n in range(20))))
+    # Enough that neither engine has done all by the time that the other one's ejection is over.
+    count = 60
+    results = await everything(client, prompts(*(f"The harbour {n}" for n in range(count))))
     watching.cancel()
     await asyncio.wait({watching})
     assert watching.cancelled(), "no look found the sums wrong"
     assert looks > 20
     stats = client.stats()
-    assert (stats.asked, stats.in_flight) == (80, 0)
-    assert keys(results) == [(f"p{p}", i) for p in sorted(range(20), key=str) for i in range(4)]
+    assert (stats.asked, stats.in_flight) == (4 * count, 0)
+    assert keys(results) == [(f"p{p}", i) for p in sorted(range(count), key=str) for i in range(4)]
     assert stats.completed == sum(isinstance(one, Sample) for one in results)
     assert stats.failed_by_code == {"REQUEST.REJECTED": 6}
     assert stats.retried_by_code["UPSTREAM.ABORTED"] == 10
