@@ -450,7 +450,8 @@ async def test_the_accounting_holds_at_every_instant(pool: PosterPool, engines: 
 async def test_a_prompt_that_kills_engine_after_engine_ends_as_poison(pool: PosterPool) -> None:
     """As with SGLang behind a router's retries, where one bad token id took down every worker."""
     async with Mortal() as one, Mortal() as other:
-        options = {"n": 2, "max_attempts": 20, "backoff": Backoff(0.2, 0.5), "deadline": 100.0}
+        # As many attempts, and as long, as engines need that start slowly: only deaths end the deadly one.
+        options = {"n": 2, "max_attempts": 200, "backoff": Backoff(0.2, 0.5), "deadline": 100.0}
         client = made(pool, one.base, other.base, **options)
         results = await everything(client, prompts("harmless", DEADLY, "harmless too"))
         failures = [result for result in results if isinstance(result, Failure)]
