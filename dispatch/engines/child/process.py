@@ -28,7 +28,7 @@ from dispatch.engines.spec import LOG_BYTES, LOG_FILES, ExitReport, StopReport
 from dispatch.engines.traces import gpu, private
 from dispatch.engines.traces.leftovers import MARKER, sweep, unix_time
 from dispatch.engines.traces.owned import Traces
-from dispatch.processes import is_alive
+from dispatch.processes import is_alive, until
 from protocol import CodedError
 from protocol.carriers import error_file
 
@@ -196,7 +196,9 @@ class EngineProcess:
             stages["kill"] = await self._timed(self._tree_gone.wait(), kill_timeout)
         began = time.monotonic()
         left = await sweep(self.marker, kill_timeout)
-        if is_alive(self.pid, self.create_time) and self.pid not in left:
+        more = began + kill_timeout - time.monotonic()
+        # One that is ending is found by its marker no more, and may take a while to free its memory.
+        if not await until(lambda: not is_alive(self.pid, self.create_time), more) and self.pid not in left:
             left.append(self.pid)
         if not left and not self._tree_gone.is_set():
             await self._end_guard()

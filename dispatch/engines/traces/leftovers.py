@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from dispatch.engines.traces import private, shm
-from dispatch.processes import same_process
+from dispatch.processes import is_alive, same_process
 
 MARKER: Final = "FAILSOFT_ENGINE"
 """Environment variable, with a random value for each start, by which an engine's descendants are
@@ -59,15 +59,20 @@ async def sweep(marker: str, timeout: float) -> list[int]:
     """SIGKILL every process with ``marker`` until none is left or ``timeout`` seconds are over;
     the pids that are left. For the case that the guard cannot do it."""
     deadline, late = time.monotonic() + timeout, False
-    while left := await asyncio.to_thread(find, marker):
-        if late:
-            return [process.pid for process in left]
+    known: set[tuple[int, float]] = set()  # one that is ending has no environment, and its files still
+    while True:
+        found = await asyncio.to_thread(find, marker)
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                known.add((process.pid, process.create_time()))
+        left = [pid for pid, created in known if is_alive(pid, created)]
+        if late or not left:
+            return left
         late = time.monotonic() > deadline  # what is killed now gets one more look
-        for process in left:
+        for process in found:
             with contextlib.suppress(psutil.Error):  # gone, or not ours to kill: it is reported as left
                 process.kill()  # psutil compares the start time first
         await asyncio.sleep(0.01)
-    return []
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,16 +113,23 @@ async def end_orphans(timeout: float, directory: str | None = None) -> Orphans:
     """SIGKILL the processes that `orphans` finds, and remove the directories with the shared memory that
     is noted in them; what is still there after ``timeout`` seconds, nothing if all went well."""
     deadline = time.monotonic() + timeout
+    killed: dict[tuple[int, float], str] = {}  # pid and create time → marker
     while True:
         left = await asyncio.to_thread(orphans, directory)
         if left == Orphans() or time.monotonic() > deadline:
             return left
         for one in left.processes:
             process = same_process(one.pid, one.create_time)
+            killed[one.pid, one.create_time] = one.marker
             with contextlib.suppress(psutil.Error):  # gone, or not ours to kill: it is reported as left
                 if process is not None:
                     process.kill()
+        # One that is ending has no environment, and its files still: shared memory that it holds would stay,
+        # and the note of it be gone.
+        ending = {marker for process, marker in killed.items() if is_alive(*process)}
         for path in left.directories:
+            if path.rpartition(private.PREFIX)[2] in ending:
+                continue
             with contextlib.suppress(OSError):  # likewise
                 await asyncio.to_thread(remove, path)
         await asyncio.sleep(0.01)
