@@ -27,6 +27,9 @@ MARGIN: Final = 128 << 20
 _NODES: Final = ("/dev/nvidiactl", "/dev/dxg")
 """Device nodes of NVIDIA's driver (the second under WSL). Where there is none the library is not even
 loaded, which takes a fraction of a second."""
+LEAST: Final = 1.0
+"""Seconds that a look gets also when the time is nearly over: one that was cut off would say less than the
+one before it."""
 _PAUSE: Final = 0.05
 _INITIAL_NAMESPACE: Final = "pid:[4026531836]"
 """Linux's first pid namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h), the one NVML speaks of."""
@@ -195,7 +198,7 @@ class Check:
         pause = _PAUSE
         while True:
             left = deadline - time.monotonic()
-            now = await self._look(max(_PAUSE, min(left, LOOK_TIMEOUT)))
+            now = await self._look(min(max(left, LEAST), LOOK_TIMEOUT))
             seen = {one.name: one for one in now.devices}
             verdicts = [
                 self._verdict(one, seen.get(one.name, Device(name=one.name, problem=now.absent)), tree)

@@ -34,7 +34,7 @@ PORTS_TIMEOUT: Final = 3.0
 REMOVAL_TIMEOUT: Final = 4.0
 """Seconds that the shared memory, and then the private directory, gets to be removed by the guard, and as
 many again to be removed from here when the guard did not."""
-CLEAR_UP: Final = gpu.LOOK_TIMEOUT + GPU_TIMEOUT + 2 * PORTS_TIMEOUT + 4 * REMOVAL_TIMEOUT
+CLEAR_UP: Final = gpu.LOOK_TIMEOUT + GPU_TIMEOUT + gpu.LEAST + 2 * PORTS_TIMEOUT + 4 * REMOVAL_TIMEOUT
 """Seconds that a stop takes at most after the processes are gone: well under one on a healthy machine."""
 _MOST: Final = 4096
 """How many pids, and how many files in shared memory, are remembered of one tree."""
