@@ -78,7 +78,8 @@ async def test_killed(ray_local: None, tag: Tag, events: EventFile, victim: str)
             ray.kill(fleet._keepers[0]._actor)
         await until(lambda: seen, 5)
         assert time.monotonic() - began < 5
-        assert seen[0].state == "stopping"
+        # Its sockets close before its guard knows: a check that is under way fails first.
+        assert seen[0].state in ("suspect", "stopping")
         assert fleet.routable() == [other]
         await until(lambda: hit.pid not in tag.alive(), 5, "the guard ends the engine")
         back = (await fleet.wait_ready(30))[0]
@@ -99,7 +100,7 @@ async def test_killed(ray_local: None, tag: Tag, events: EventFile, victim: str)
     recovery = fleet.recoveries[0]
     assert (recovery.key, recovery.code) == ("engine/0", code)
     assert 0 < recovery.seconds < 30
-    assert names(events) == [
+    assert [name for name in names(events) if name != "engine.suspect"] == [
         *("engine.starting", "engine.ready", "engine.died", "engine.restarting"),
         *("engine.starting", "engine.ready", "engine.stopped"),
     ]
@@ -115,8 +116,10 @@ async def test_frozen_while_another_one_dies(ray_local: None, tag: Tag, events: 
         fleet.on_change(lambda status: states.append(status.state) if status.key == "engine/0" else None)
         os.kill(frozen.pid, signal.SIGSTOP)
         os.kill(other.pid, signal.SIGKILL)
-        await until(lambda: fleet.engines()[1].restarts == 1 and fleet.engines()[1].state == "ready", 20)
+        await until(lambda: fleet.engines()[1].state != "ready", 20)
         assert states == [], "the frozen one is still being checked"
+        await until(lambda: fleet.engines()[1].restarts == 1 and fleet.engines()[1].state == "ready", 20)
+        assert set(states) <= {"suspect"}, "and has not been given up"
         await until(lambda: fleet.engines()[0].restarts == 1, 40)
         assert states[0] == "suspect", "not routable before it is touched"
         back = await fleet.wait_ready(30)
@@ -284,13 +287,14 @@ ray.init(log_to_driver=False, configure_logging=False, **({"address": address} i
 async def main():
     spec = EngineSpec(command=tuple(command), env={"TEST_TAG": tag})
     async with EngineFleet([spec, spec]) as fleet:
-        await fleet.wait_ready(40)
+        await fleet.wait_ready(120)
         print("ready", flush=True)
         await asyncio.sleep(1000)
 asyncio.run(main())
 """
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("cluster", ["lives on", "ends with it"])
 def test_driver_killed(request: pytest.FixtureRequest, tag: Tag, cluster: str) -> None:
     address = ""
@@ -314,4 +318,4 @@ def test_driver_killed(request: pytest.FixtureRequest, tag: Tag, cluster: str) -
             assert len(tag.alive()) == 6, "two shells, servers and grandchildren in their own sessions"
         finally:
             driver.kill()
-        until_sync(lambda: not tag.alive(), 5, "no engine outlives its driver")
+        until_sync(lambda: not tag.alive(), 20, "no engine outlives its driver")

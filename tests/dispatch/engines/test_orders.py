@@ -111,7 +111,7 @@ async def test_what_was_given_up_can_be_asked_for_again(ray_local: None, tag: Ta
 async def test_held_is_not_replaced(ray_local: None, tag: Tag, events: EventFile) -> None:
     """A paused SGLang times out on /health; the embedded engine does the same."""
     spec = embedded_spec(
-        token_rate=500, env=tag.env, health_timeout=0.3, probe_interval=0.1, health_failures=2
+        token_rate=500, env=tag.env, health_timeout=1.0, probe_interval=0.1, health_failures=2
     )
     async with fleet_of([spec], events) as fleet:
         engine = fleet.engines()[0]
@@ -120,7 +120,7 @@ async def test_held_is_not_replaced(ray_local: None, tag: Tag, events: EventFile
         async with httpx.AsyncClient(trust_env=False) as client:
             await client.post(f"{engine.url}/pause_generation", json={"mode": "in_place"})
             with pytest.raises(httpx.TimeoutException):
-                await client.get(f"{engine.url}/health", timeout=1.0)
+                await client.get(f"{engine.url}/health", timeout=3.0)
             assert fleet.engines()[0].state == "ready"
             await client.post(f"{engine.url}/continue_generation")
         await fleet.release("engine/0")
@@ -191,6 +191,7 @@ async def test_orders_to_nobody(ray_local: None, tag: Tag, events: EventFile) ->
 async def test_each_engine_has_its_place(ray_local: None, tag: Tag, events: EventFile) -> None:
     """And gives it back: a placement group that is left holds a GPU for ever."""
     specs = [spec_of(tag, num_cpus=1.0, drain_timeout=0.0)] * 2
+    await until(lambda: standing() == 0, what="those of the tests before are gone")
     free = ray.available_resources()["CPU"]
     async with fleet_of(specs, events) as fleet:
         assert standing() == 2

@@ -78,7 +78,9 @@ async def test_watch_without_end(tag: Tag) -> None:
 )
 async def test_healthy_without_generating(tag: Tag, generate: str, why: str) -> None:
     """P5: published only after a generation."""
-    error = await fail(spec_of(tag, "--generate", generate, canary_timeout=0.7))
+    error = await fail(
+        spec_of(tag, "--generate", generate, canary_timeout=0.7 if generate == "hang" else 10.0)
+    )
     assert error.code == "ENGINE.CANARY_FAILED"
     assert error.data["stage"] == "canary"
     assert why in error.detail
