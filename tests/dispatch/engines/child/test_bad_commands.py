@@ -86,13 +86,13 @@ async def test_ends_at_once_every_time(tag: Tag, tmp_path: Path) -> None:
 
 async def test_daemonises(tag: Tag) -> None:
     error = await fail(spec_of(tag, "--daemonise"))
-    assert of(error) in (("ENGINE.EXITED", "port"), ("ENGINE.EXITED", "health")), "its daemon may be quicker"
+    assert error.code == "ENGINE.EXITED", "in which stage is open: its daemon may be quicker"
     assert "must stay in the foreground" in error.detail
     assert tag.alive() == [], "its daemon is gone as well"
 
 
 async def test_never_binds(tag: Tag) -> None:
-    error = await fail(spec_of(tag, "--never-bind", start_timeout=2.0))
+    error = await fail(spec_of(tag, "--never-bind", start_timeout=4.0))
     assert of(error) == ("ENGINE.START_TIMEOUT", "port")
     assert error.data["last_lines"] == ["loading for ever"]
     assert "listens" not in error.detail
@@ -163,7 +163,7 @@ async def test_ignores_term(tag: Tag) -> None:
 async def test_a_child_that_nobody_reaps(tag: Tag) -> None:
     supervisor, pid = await serves(spec_of(tag, "--zombie-child"))
     (child,) = psutil.Process(pid).children()
-    assert child.status() == psutil.STATUS_ZOMBIE
+    await until(lambda: child.status() == psutil.STATUS_ZOMBIE)
     await supervisor.stop()
     assert not psutil.pid_exists(child.pid)
     assert tag.alive() == []
@@ -183,7 +183,9 @@ async def test_a_dead_engine_does_not_stay_a_zombie(tag: Tag) -> None:
 @pytest.mark.parametrize("ignores", [(), ("--ignore-term",)])
 async def test_a_zombie_that_serves(tag: Tag, ignores: tuple[str, ...]) -> None:
     """A process whose first thread has ended counts as a zombie while its other threads go on."""
-    supervisor, pid = await serves(spec_of(tag, "--zombie", *ignores, term_timeout=0.5, kill_timeout=20.0))
+    supervisor, pid = await serves(
+        spec_of(tag, "--zombie", *ignores, term_timeout=0.5 if ignores else 10.0, kill_timeout=20.0)
+    )
     await until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     report = await supervisor.stop()
     assert not psutil.pid_exists(pid)

@@ -13,6 +13,7 @@ import pytest
 from dispatch.engines.child.output import MAX_BYTES, MAX_LINE, MAX_LINES, Output
 from dispatch.engines.child.process import EngineProcess
 from tests.dispatch.engines.processes import Tag, files_in
+from tests.support.wait import until
 
 
 def kept(*pieces: bytes) -> tuple[str, ...]:
@@ -165,4 +166,5 @@ async def test_nothing_is_left_open(tmp_path: Path) -> None:
     os.close(write_end)
     await asyncio.wait_for(one.ended.wait(), 5)
     one.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Others of this process, Ray for one, may just have some open.
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before)

@@ -20,7 +20,7 @@ from dispatch.engines.child import ports
 from dispatch.engines.child.process import EngineProcess
 from protocol import CodedError
 from tests.dispatch.engines.processes import SLEEP, Tag, fake_engine
-from tests.support.wait import until
+from tests.support.wait import until, until_sync
 
 HOLDER = """
 import json, os, random, sys
@@ -188,7 +188,8 @@ def test_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(CodedError):
         ports.reserve(("a", "b", "c"))
-    assert len(os.listdir("/proc/self/fd")) == len(before), "what it had got is given back"
+    # Others of this process, Ray for one, may just have some open.
+    until_sync(lambda: len(os.listdir("/proc/self/fd")) <= len(before), what="what it had got is given back")
     assert not set(candidates) & names_held()
 
 
@@ -246,9 +247,10 @@ async def test_a_reservation_lives_as_long_as_the_guard(tag: Tag) -> None:
         numbers = set(reserved.numbers.values())
         engine = await EngineProcess.spawn(SLEEP, env=tag.env, reserved=reserved)
     assert numbers <= names_held(), "ours are closed, the guard's are not"
-    assert len(os.listdir(f"/proc/{engine.pid}/fd")) == 3, "the engine has none of them"
+    # It opens libraries for a moment while it starts.
+    await until(lambda: len(os.listdir(f"/proc/{engine.pid}/fd")) == 3, what="the engine has none of them")
     await engine.stop()
-    assert not numbers & names_held()
+    await until(lambda: not numbers & names_held(), 5)  # the guard ends just after the stop
 
 
 async def test_a_killed_guard_holds_nothing(tag: Tag) -> None:

@@ -19,6 +19,7 @@ from dispatch.engines.traces import gpu, owned
 from dispatch.engines.traces.gpu import MARGIN, Check, Device, Look, Nvml
 from protocol import CodedError
 from tests.dispatch.engines.processes import SLEEP, Tag
+from tests.support.wait import until
 
 GB = 1 << 30
 TREE = {4194200: time.time(), 4194201: time.time()}
@@ -135,7 +136,8 @@ async def check(nvml: FakeNvml, change: Any, *, exact: bool, timeout: float = 0.
     if during is not None:
         during()
         one.stopping()
-        await asyncio.sleep(0.1)
+        assert one._during is not None
+        await one._during
     change()
     return await one.released(TREE, timeout)
 
@@ -150,14 +152,18 @@ async def test_none_of_ours() -> None:
 async def test_ours_linger_and_then_go() -> None:
     nvml = FakeNvml(GPU_a=(0, {}))
     pid = next(iter(TREE))
-    loop = asyncio.get_running_loop()
+    tasks = []
+
+    async def go() -> None:
+        await until(lambda: nvml.looks > 2, what="seen before its start, and twice after its end")
+        nvml.devices["GPU-a"] = (0, {})
 
     def change() -> None:
         nvml.devices["GPU-a"] = (GB, {pid: GB})
-        loop.call_later(0.2, lambda: nvml.devices.update({"GPU-a": (0, {})}))
+        tasks.append(asyncio.create_task(go()))
 
-    assert await check(nvml, change, exact=True, timeout=10) == "GPU 0: none of our processes"
-    assert nvml.looks > 2
+    assert await check(nvml, change, exact=True, timeout=30) == "GPU 0: none of our processes"
+    await tasks[0]
 
 
 async def test_ours_never_go() -> None:

