@@ -113,18 +113,9 @@ class Struck:
         self._disk: int | None = None  # the write end of the weights that an update waits for
 
     def _look(self) -> Traces:
-        found: list[Traces] = []
         restarted = self.stage.seen[self.key].engine if self.state == "starting" else None
-
-        def there() -> bool:
-            traces = look(self.tag)
-            if traces is not None and traces.engine != restarted:
-                found.append(traces)
-            return bool(found)
-
-        until_sync(there, SERVES, f"{self.key} runs")
-        self.stage.seen[self.key] = found[0]
-        return found[0]
+        found = self.stage.seen[self.key] = _there(self.tag, self.key, restarted)
+        return found
 
     @property
     def supervisor(self) -> Process:
@@ -223,8 +214,9 @@ class Stage:
             state: Struck(self, state, self._tags[n]) for n, state in enumerate(STATES) if state != "starting"
         }
         starting = STATES.index("starting")
-        self.seen["engine/0"] = _there(look(self._tags[starting]))
-        self.driver.send(do="restart", key=f"engine/{starting}")
+        key = f"engine/{starting}"
+        self.seen[key] = _there(self._tags[starting], key)
+        self.driver.send(do="restart", key=key)
         struck["generating"].enter()
         struck["starting"] = Struck(self, "starting", self._tags[starting])
         for state in ("updating", "draining"):  # last, for these two end by themselves
@@ -292,6 +284,15 @@ def _ask(url: str, path: str) -> dict[str, Any]:
     return {"num_running": -1}
 
 
-def _there(traces: Traces | None) -> Traces:
-    assert traces is not None, "an engine that is ready runs"
-    return traces
+def _there(tag: str, key: str, restarted: Process | None = None) -> Traces:
+    """The engine with this tag, as soon as it tells what it has; not the one that is being replaced."""
+    found: list[Traces] = []
+
+    def there() -> bool:
+        traces = look(tag)
+        if traces is not None and traces.engine != restarted:
+            found.append(traces)
+        return bool(found)
+
+    until_sync(there, SERVES, f"{key} runs")
+    return found[0]

@@ -268,7 +268,9 @@ def test_ephemeral_ports(tmp_path: Path, text: str, said: list[str]) -> None:
     assert [f.what.split(": a ")[0] for f in told] == said
 
 
-def test_threads_are_counted() -> None:
+def test_threads_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this process alone: a Ray that begins or ends meanwhile has hundreds."""
+    monkeypatch.setattr(limits.psutil, "process_iter", lambda: [psutil.Process()])
     before = limits._threads_of(os.getuid())
     assert before >= 1
     go = threading.Event()
@@ -276,7 +278,7 @@ def test_threads_are_counted() -> None:
     for thread in many:
         thread.start()
     try:
-        assert limits._threads_of(os.getuid()) > before - 100 + 200 - 50
+        assert limits._threads_of(os.getuid()) > before + 150
     finally:
         go.set()
         for thread in many:

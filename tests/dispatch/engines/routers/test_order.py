@@ -32,9 +32,10 @@ class Watched(StaticRouter):
         await super().remove(url)
 
     def _how(self, url: str) -> str:
-        pid = self.pids[url]
-        lives = psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        return "alive" if lives else "gone"
+        try:
+            return "gone" if psutil.Process(self.pids[url]).status() == psutil.STATUS_ZOMBIE else "alive"
+        except psutil.NoSuchProcess:
+            return "gone"
 
 
 async def test_added_after_the_canary_removed_before_the_kill(
