@@ -34,6 +34,10 @@ asyncio.run(main())
 """
 
 
+HELD = "held = bytearray(400 << 20)"
+"""Memory that takes a while to be freed: meanwhile a killed process has no marker, and its files still."""
+
+
 @contextmanager
 def owner(tag: Tag, *argv: str) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
     """Another process that owns an engine; it, the engine's pid, the guard's pid."""
@@ -108,7 +112,7 @@ def test_descendants_of_an_owner_and_guard_killed_at_once(
 ) -> None:
     """No signal reaches them; they are found by their marker, and so is what they left."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    script = f"setsid {sys.executable} -c '{SEGMENT}' & exec sleep 1000"
+    script = f"setsid {sys.executable} -c '{HELD}{SEGMENT}' & exec sleep 1000"
     with owner(tag, "sh", "-c", script) as (process, _, guard_pid):
         until_sync(lambda: len(tag.alive()) == 2)
         (path,) = tmp_path.iterdir()
@@ -209,6 +213,16 @@ async def test_guard_frozen(tag: Tag) -> None:
     assert list(report.stages) == ["term", "kill", "confirm", "tmp"]
     assert tag.alive() == []
     await until(lambda: is_zombie(engine.guard_pid) or not psutil.pid_exists(engine.guard_pid), 5)
+
+
+async def test_guard_frozen_and_the_engine_takes_a_while_to_end(tag: Tag) -> None:
+    script = f"import time; {HELD}; print('held', flush=True); time.sleep(1000)"
+    engine = await EngineProcess.spawn((sys.executable, "-c", script), env=tag.env)
+    await until(lambda: engine.last_lines)
+    os.kill(engine.guard_pid, signal.SIGSTOP)
+    report = await engine.stop(0.1, 2.0)
+    assert list(report.stages) == ["term", "kill", "confirm", "tmp"]
+    assert not is_alive(engine.pid, engine.create_time)
 
 
 async def test_sweep_leaves_other_engines_alone(tag: Tag) -> None:
