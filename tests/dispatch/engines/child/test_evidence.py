@@ -127,9 +127,7 @@ def test_the_kernels_log(
     kernel_log: Path, monkeypatch: pytest.MonkeyPatch, text: str, pid: int, age: float, found: bool
 ) -> None:
     """Of the engine or a process of its, and since it started. The engine runs for 100 s."""
-    monkeypatch.setattr(
-        evidence, "_DRIFT", 0.0
-    )  # it outweighs the age on a machine that is up for two months
+    monkeypatch.setattr(evidence, "_DRIFT", 0.0)  # two months after a boot it is more than the age
     line = text.format(pid=pid)
     kernel_log.write_text(record(line, time.monotonic() - age))
     words = oom_evidence(Seen(pids=(123, 7)), 123, time.time() - 100)
