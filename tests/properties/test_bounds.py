@@ -22,7 +22,7 @@ from tests.properties.strategies import UNSIGNED
 MEGABYTE: Final = 1 << 20
 LONG: Final = 10 * MEGABYTE
 LIMIT: Final = 5.0
-"""Seconds for what takes a few tenths; what is not linear takes minutes. `make bench` holds scanning to one."""
+"""Seconds for what takes a few tenths; what is not linear takes minutes. `make bench` allows one."""
 ANSWERS: Final = (read, classify, lambda e: CodedError.from_exception(e, "TASK.FAILED"))
 MINTED: Final = mint("TASK.FAILED", "ABCDEFGH", key=UNSIGNED)
 NEAR: Final = MINTED[:-1] + ("X" if MINTED[-1] != "X" else "Y")
