@@ -175,6 +175,9 @@ class Poster:
     async def pulse(self) -> Pulse:
         """How fresh the default group's loop is. No answer: stopped or dead. An old beat: blocked or
         wedged. A fresh one with many active: merely full."""
+        if time.monotonic() - self._beat > 2 * BEAT:
+            # A process that was stopped goes on in both loops: the other one is given the time for a beat.
+            await asyncio.sleep(BEAT)
         return Pulse(time.monotonic() - self._beat, len(self._active))
 
     @ray.method(concurrency_group="control")
