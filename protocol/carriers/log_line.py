@@ -37,7 +37,7 @@ _LAYERS: Final = 6  # a container's JSON around journald's line around Ray's aro
 # CSI and OSC sequences (with their 8-bit forms) and the two-character escapes.
 _TERMINAL = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]"
-    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]{0,4096}(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\x9d\n]{0,4096}(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[@-Z\\^_]"
 )
 _TIME: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]{1,9})?"

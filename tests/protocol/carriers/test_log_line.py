@@ -365,6 +365,7 @@ def test_rays_count_of_copies_is_read(warned: str, colours: tuple[str, str]) -> 
         ("\x9b31mx\x9d0;t\x9c", "x"),
         ("\x1bMx\x1b", "x\x1b"),
         ("\x1b]0;no end", "\x1b]0;no end"),
+        ("\x9d0;no end\x9d0;t\x9cx", "\x9d0;no endx"),
     ],
 )
 def test_terminal_sequences_are_taken_away(terminal: str, left: str) -> None:
@@ -377,7 +378,7 @@ def test_terminal_sequences_are_taken_away(terminal: str, left: str) -> None:
 @pytest.mark.parametrize(
     "piece",
     ["\x1b]", "\x1b[", "(", "( pid=", " [repeated ", "fs1.", '{"log":"', "ERROR:", '\\"', '"token":"',
-     "\x9b;", mint(OTHER) + " ", "Nov 30 06:59:02 "],
+     "\x9b;", "\x9d", "\x9d0;", mint(OTHER) + " ", "Nov 30 06:59:02 "],
 )  # fmt: skip
 def test_linear_in_the_length_of_the_line(piece: str) -> None:
     """Ten times the length takes about ten times as long, not a hundred."""
