@@ -29,10 +29,10 @@ from faults.torch_faults import TORCH
 from protocol import Code, CodedError, Family, Reading, Trust, read
 from protocol.carriers.http_reply import read_exception
 from protocol.errors import NESTED as NESTED_MARK
-from protocol.errors import contents, trust_of, type_name
+from protocol.errors import contents, trust_of
 from protocol.keys import Key, Replays
 from protocol.reading import Budget, read_texts, unless_replayed
-from protocol.safe import CONTROL, MAX_TEXT, clean, text_of
+from protocol.safe import CONTROL, MAX_TEXT, clean, text_of, type_name
 from protocol.walking import came_through_ray, leaves_of, walk
 
 TABLE: Final[dict[str, str]] = {**RAY, **HTTP, **POOLS, **TORCH}

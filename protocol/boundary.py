@@ -9,10 +9,10 @@ from typing import Any, Final, TypeVar, overload
 
 from protocol.carriers.http_reply import facts_of
 from protocol.codes import Code
-from protocol.errors import NESTED, CodedError, caused_by
+from protocol.errors import NESTED, CodedError, caused_by, kept_live
 from protocol.reading import Reading, read, strictness, trust_facts
 from protocol.token import Trust
-from protocol.walking import came_through_ray, is_ray_task_error, leaves_of
+from protocol.walking import came_through_ray, cause_in, is_ray_task_error, leaves_of
 
 T = TypeVar("T")
 Namer = Callable[[BaseException], "Code | str | None"]
@@ -65,9 +65,13 @@ def named(
     code (and the occurrence) that it carries, else under ``name(exc)``, else under ``code``. A code that was
     read from mere text is believed no further than that text. ``data`` is added to what an HTTP client's
     exception knows of the reply."""
+    arrived = _below_ray(exc) if is_ray_task_error(type(exc)) else None
+    if arrived is not None:
+        return arrived
     if issubclass(type(exc), CodedError):  # not isinstance, which asks a foreign __class__
         assert isinstance(exc, CodedError)
-        return _below_ray(exc) if is_ray_task_error(type(exc)) else exc
+        kept_live(exc)
+        return exc
     if issubclass(type(exc), BaseExceptionGroup):
         named_leaves = [_named_leaf(leaf, code, name) for leaf in leaves_of(exc)]
         whole = read(exc)  # by what the group itself was raised from, where no leaf has a name
@@ -84,17 +88,18 @@ def named(
     return CodedError.from_exception(exc, given, detail, facts, id=found.id or None)
 
 
-def _below_ray(dual: CodedError) -> CodedError:
+def _below_ray(exc: BaseException) -> CodedError | None:
     """The CodedError that arrived in a RayTaskError, marked as such. Ray makes a class for the two of them
     that can be imported from nowhere: only cloudpickle sends it, and a worker of multiprocessing that
-    raises it is heard to fail with a PicklingError."""
-    error = vars(dual).get("cause")
+    raises it is heard to fail with a PicklingError. (It makes none where the CodedError's own ``__new__``
+    wants other arguments.)"""
+    error = cause_in(exc)
     if not issubclass(type(error), CodedError):
-        return dual
+        return None
     assert isinstance(error, CodedError)
     if isinstance(error.data, dict):  # somebody may have replaced it
         error.data[NESTED] = True
-    return caused_by(error, dual)
+    return caused_by(error, exc)
 
 
 def _named_leaf(leaf: BaseException, code: Code | str, name: Namer | None) -> Reading:

@@ -13,16 +13,27 @@ import pickle
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy, deepcopy
 from functools import lru_cache
-from typing import Any, Final, Self, TypeVar, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 import msgspec
 
 from protocol.codes import Code
-from protocol.safe import CONTROL, MAX_TEXT, clean, json_safe, name_of_type, text_of
+from protocol.safe import (
+    CONTROL,
+    MAX_TEXT,
+    blank,
+    clean,
+    json_safe,
+    mro_of,
+    name_of_type,
+    printed_length,
+    type_name,
+)
 from protocol.token import Trust, is_id, is_token_shaped, mint, new_id
 from protocol.walking import walk
 
@@ -32,6 +43,7 @@ MAX_LIVE: Final = 64 * 1024
 """Most characters that the texts of live causes may have together; longer ones are kept as (capped)
 data alone. Seen with Ray 2.60: an actor whose ``__init__`` raises with a text of 20 MB arrives as an
 ActorUnavailableError without a word of it, for the message does not fit into an RPC."""
+_MAX_LIVE_CAUSES: Final = 256
 MAX_NOTES: Final = 8
 """Most notes (PEP 678) of an exception kept as data."""
 CODE_TRUST: Final = "code_trust"
@@ -79,6 +91,7 @@ class CodedError(Exception):
     data: dict[str, Any]
     id: str
     origin: Origin
+    _chain: tuple[Link, ...] | None
 
     def __init__(
         self,
@@ -96,7 +109,7 @@ class CodedError(Exception):
             raise ValueError(f"{id!r} is not an occurrence id: 8 characters of Crockford base32, in capitals")
         self.id = id or new_id()
         self.origin = origin or here()
-        self._chain: tuple[Link, ...] | None = None
+        self._chain = None
         super().__init__(self.code, self.detail)
 
     @classmethod
@@ -122,21 +135,40 @@ class CodedError(Exception):
     @property
     def trust(self) -> Trust:
         """How far the code may be believed: structured, unless it was read from mere text."""
-        return trust_of(self.data)
+        return trust_of(contents(self)[3])
 
     @property
     def token(self) -> str:
         """The code and the occurrence as a token (`protocol.mint`). One that is believed no further than
         unsigned text is not signed, or passing it on would lend it the run's word."""
-        return token_of(self.code, self.id, self.data)
+        code, id, _, data = contents(self)
+        return token_of(code, id, data)
 
     @property
     def chain(self) -> tuple[Link, ...]:
         """The causes as data: those carried over a boundary, or read from the live exception."""
         return self._chain if self._chain is not None else tuple(_links(self))
 
+    if not TYPE_CHECKING:  # to a type checker it would mean that there is every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """What one lacks whose ``__init__`` never called ours: it is printed and sent all the same. (No
+            attributes of the class: in Ray's dual they would hide those of the cause.)"""
+            if name in _LACKING:
+                return _LACKING[name]
+            text = f"{name_of_type(type(self))!r} object has no attribute {name!r}"
+            raise AttributeError(text, name=name, obj=self)
+
+    def add_note(self, note: str) -> None:
+        """As any exception's (PEP 678), but a note travels with the error, and Ray prints it: it is capped
+        and without secrets, and there are no more than `MAX_NOTES`."""
+        notes = vars(self).get("__notes__")
+        if type(notes) is not list or len(notes) < MAX_NOTES:
+            super().add_note(clean(note, MAX_TEXT) if type(note) is str else note)
+
     def __str__(self) -> str:
-        return f"{self.token} {self.detail}" if self.detail else self.token
+        detail = contents(self)[2]
+        return f"{self.token} {detail}" if detail else self.token
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.token!r}, {self.detail!r})"  # some keep no more than a repr
@@ -160,10 +192,10 @@ class CodedError(Exception):
 
     def __copy__(self) -> Self:
         """Of the same class whatever finds that again, for nothing has to be sent."""
-        made = type(self).__new__(type(self))
+        made = _blank(mro_of(type(self)))
         made.__dict__.update(self.__dict__, _chain=self.chain)
         made.args = self.args
-        return made
+        return cast(Self, made)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = copy(self)
@@ -177,7 +209,15 @@ class CodedError(Exception):
         return made
 
 
-_OWN: Final = ("code", "detail", "data", "id", "origin", "_chain")
+_LACKING: Final[dict[str, Any]] = {
+    "code": Code("UNKNOWN.EXCEPTION"),
+    "detail": "",
+    "data": MappingProxyType({}),
+    "id": "",
+    "origin": Origin("", 0),
+    "_chain": None,
+}
+_OWN: Final = tuple(_LACKING)
 
 
 def _sendable(value: Any) -> Any:
@@ -247,11 +287,20 @@ def caused_by(error: T, exc: BaseException) -> T:
     """``error``, with ``exc`` as its cause: live, or as data where the texts are so long that Ray, which
     prints the whole chain, could not carry them."""
     error.__cause__ = exc
-    if sum(len(text_of(one)) for one in walk(exc, MAX_CHAIN, context=True)) > MAX_LIVE:
-        error._chain = error.chain
-        error.__cause__, error.__traceback__ = None, exc.__traceback__
+    if not kept_live(error):
+        error.__traceback__ = exc.__traceback__
     error.__suppress_context__ = True
     return error
+
+
+def kept_live(error: CodedError) -> bool:
+    """Whether the causes of ``error`` are short enough to stay live; they are data from now on if not."""
+    causes = walk(error, _MAX_LIVE_CAUSES, context=True)[1:]
+    if len(causes) < _MAX_LIVE_CAUSES - 1 and sum(map(printed_length, causes)) <= MAX_LIVE:
+        return True
+    error._chain = error.chain
+    error.__cause__, error.__suppress_context__ = None, True
+    return False
 
 
 Lineage = type[CodedError] | tuple[tuple[str, str] | bytes, ...]
@@ -303,16 +352,18 @@ def _found(one: tuple[str, str] | bytes) -> Any:
 def _rebuild(
     lineage: Lineage, args: tuple[Any, ...], state: dict[str, Any], others: _Others | None = None
 ) -> CodedError:
-    cls: Any = lineage
-    if isinstance(lineage, tuple):
-        classes = map(_found, lineage)
-        cls = next((c for c in classes if isinstance(c, type) and issubclass(c, CodedError)), CodedError)
-    made: CodedError = cls.__new__(cls)
+    made = _blank(map(_found, lineage) if isinstance(lineage, tuple) else mro_of(lineage))
     made.__dict__.update(state)
     if others is not None:
         made.__dict__.update(others.values)
     made.args = args
     return made
+
+
+def _blank(classes: Iterable[Any]) -> CodedError:
+    """An empty instance of the first of ``classes`` that is one of ours and of which there can be one."""
+    ours = (cls for cls in classes if isinstance(cls, type) and issubclass(cls, CodedError))
+    return next((made for made in map(blank, ours) if made is not None), CodedError.__new__(CodedError))
 
 
 def _content(error: CodedError) -> tuple[Any, ...]:
@@ -331,17 +382,6 @@ def token_of(code: Code, id: str, data: Mapping[str, Any]) -> str:
         return carried
     id = id if is_id(id) else "00000000"  # replaced by nonsense: str() must not raise for it
     return mint(code, id, key=None if trust_of(data) >= Trust.SIGNED else b"")
-
-
-def type_name(exc: BaseException) -> str:
-    """The full name of an exception's type, whatever its metaclass says; builtins without their module."""
-    kind = type(exc)
-    module, name = _MODULE.__get__(kind), str.__str__(_QUALNAME.__get__(kind))
-    return name if type(module) is not str or module == "builtins" else f"{module}.{name}"
-
-
-_MODULE: Final = type.__dict__["__module__"]
-_QUALNAME: Final = type.__dict__["__qualname__"]
 
 
 def _links(error: CodedError) -> Iterator[Link]:

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 MAX_DETAIL: Final = 8192
 """Longest detail text, in characters."""
@@ -28,6 +28,8 @@ affair, no Exception (pyo3's PanicException) included."""
 PROMPT_BUDGET: Final = "FAILSOFT_PROMPT_BUDGET"
 """Environment variable: most characters of a prompt, a completion or a reply's body that a failure
 carries, 0 for none (unset: `MAX_TEXT`). `set_prompt_budget` says the same in a program."""
+
+T = TypeVar("T", bound=BaseException)
 
 _SECRET_KEY = re.compile(
     r"authorization|cookie|password|passwd|secret|token$|api[-_]?key|credential", re.IGNORECASE
@@ -166,12 +168,52 @@ def text_of(value: object) -> str:
         return f"<{name_of_type(type(value))} whose str() raised {name_of_type(type(exc))}>"
 
 
+def printed_length(exc: BaseException) -> int:
+    """How many characters the text and the notes of an exception have, about, as Python prints them."""
+    try:
+        notes = vars(exc).get("__notes__")
+    except CONTROL:
+        raise
+    except BaseException:  # noqa: BLE001 - a __dict__ of a foreign exception may raise anything
+        notes = None
+    return len(text_of(exc)) + (0 if notes is None else len(text_of(notes)))
+
+
 def name_of_type(cls: type) -> str:
     """A class's own name, whatever its metaclass says."""
     return str.__str__(_NAME.__get__(cls))
 
 
+def type_name(exc: BaseException) -> str:
+    """The full name of an exception's type, whatever its metaclass says; builtins without their module."""
+    kind = type(exc)
+    module, name = _MODULE.__get__(kind), str.__str__(_QUALNAME.__get__(kind))
+    return name if type(module) is not str or module == "builtins" else f"{module}.{name}"
+
+
+def mro_of(cls: type) -> tuple[type, ...]:
+    """A class and its bases, whatever its metaclass says."""
+    found: tuple[type, ...] = _MRO.__get__(cls)
+    return found
+
+
 _NAME: Final = type.__dict__["__name__"]
+_MODULE: Final = type.__dict__["__module__"]
+_QUALNAME: Final = type.__dict__["__qualname__"]
+_MRO: Final = type.__dict__["__mro__"]
+
+
+def blank(cls: type[T]) -> T | None:
+    """An empty instance of a class of exceptions, whose own ``__new__`` may want arguments; None where there
+    can be none: a group of exceptions is none without them."""
+    for base in (Exception, *mro_of(cls)):  # Exception's makes all but OSErrors and the like
+        try:
+            made = cast(Any, base).__new__(cls)
+        except Exception:  # noqa: BLE001, S112 - a user's __new__ may raise anything
+            continue
+        if type(made) is cls:
+            return made
+    return None
 
 
 def json_safe(value: Any, depth: int = MAX_DEPTH) -> Any:

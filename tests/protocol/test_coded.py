@@ -12,10 +12,12 @@ import httpx
 import pytest
 from aiohttp import ClientResponseError, RequestInfo
 from multidict import CIMultiDict, CIMultiDictProxy
+from ray.exceptions import RayTaskError
 from yarl import URL
 
 from faults import Outcome, classify, decide, name_of
-from protocol import CodedError, Trust, coded, mint, read
+from protocol import CodedError, Trust, code_of, coded, mint, read
+from protocol.boundary import named
 from tests.protocol.badly_written import HOSTILE
 
 
@@ -534,3 +536,17 @@ def test_a_read_only_property_stays_one() -> None:
 
     with pytest.raises(AttributeError):
         Plain().only_read = 2  # type: ignore[misc]
+
+
+def test_a_group_that_came_through_ray_is_named_by_its_strictest_leaf() -> None:
+    leaves = [CodedError("ENGINE.EXITED", "a"), CodedError("REQUEST.INVALID", "b")]
+    raised = RayTaskError("f", "a traceback", ExceptionGroup("two", leaves)).as_instanceof_cause()
+    assert named(raised).code == code_of(raised) == "REQUEST.INVALID"
+
+
+def test_a_coded_error_of_which_ray_makes_no_dual_keeps_all_it_has() -> None:
+    """One whose ``__new__`` wants other arguments than Ray has."""
+    error = CodedError("ENGINE.EXITED", "signal 9", {"pid": 7})
+    made = named(RayTaskError("f", "a traceback", error))
+    assert (made.code, made.id, made.detail) == (error.code, error.id, "signal 9")
+    assert made.data["pid"] == 7

@@ -9,8 +9,10 @@ import pickle
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import pytest
 from ray import cloudpickle
@@ -329,6 +331,139 @@ def test_errors_that_hold_errors_cost_no_more_for_each() -> None:
         vars(holding)["inner"] = error
         error = holding
     assert vars(pickle.loads(pickle.dumps(error)))["inner"].detail == "58"
+
+
+class WithItsOwnNew(CodedError):
+    """One that cannot be made without its arguments."""
+
+    def __new__(cls, step: int, *, why: str) -> Self:
+        return super().__new__(cls, step, why)
+
+    def __init__(self, step: int, *, why: str) -> None:
+        super().__init__("WEIGHTS.REFIT_ABORTED", f"step {step}: {why}")
+        self.step = step
+
+
+class OfALayout(CodedError, TimeoutError):
+    """An OSError, which only OSError can make."""
+
+    def __new__(cls, step: int) -> Self:
+        return super().__new__(cls, step)
+
+    def __init__(self, step: int) -> None:
+        super().__init__("TIMEOUT.DEADLINE", f"step {step}")
+        self.step = step
+
+
+@pytest.mark.parametrize("again", ROUND_TRIPS.values(), ids=ROUND_TRIPS)
+@pytest.mark.parametrize("error", [WithItsOwnNew(7, why="watchdog"), OfALayout(7)], ids=["own", "layout"])
+def test_a_new_that_wants_arguments_costs_no_name(error: WithItsOwnNew | OfALayout, again: Again) -> None:
+    got = again(error)
+    assert got == error
+    assert type(got) is type(error)
+    assert got.step == 7
+
+
+class Several(CodedError, ExceptionGroup[Exception]):
+    """A group, of which there is none without its exceptions."""
+
+    def __new__(cls, text: str, several: list[Exception]) -> Self:
+        return super().__new__(cls, text, several)
+
+    def __init__(self, text: str, several: list[Exception]) -> None:
+        CodedError.__init__(self, "ENGINE.EXITED", text)
+
+
+@pytest.mark.parametrize("again", ROUND_TRIPS.values(), ids=ROUND_TRIPS)
+def test_a_group_of_ones_own_arrives_as_its_nearest_base(again: Again) -> None:
+    error = Several("two of them", [KeyError("a"), OSError("b")])
+    got = again(error)
+    assert got == error
+    assert [link.type for link in got.chain] == ["KeyError", "OSError"]
+
+
+class Forgetful(CodedError):
+    """One whose ``__init__`` never calls ours."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+
+@pytest.mark.parametrize("again", ROUND_TRIPS.values(), ids=ROUND_TRIPS)
+def test_one_that_was_never_initialised_is_printed_and_sent(again: Again) -> None:
+    error = Forgetful(7)
+    got = again(error)
+    assert got == error
+    assert vars(got)["step"] == 7
+    assert scan(str(got))[0].code == scan(repr(got))[0].code == code_of(got) == "UNKNOWN.EXCEPTION"
+    with pytest.raises(TypeError):
+        error.data["shared"] = "by all of them"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("code", "ENGINE.EXITED"), ("detail", None), ("data", None), ("id", 5)]
+)
+def test_an_attribute_that_was_replaced_leaves_a_text_that_names_it(name: str, value: object) -> None:
+    error = CodedError("ENGINE.EXITED", "x")
+    setattr(error, name, value)
+    assert scan(str(error))[0].code == scan(repr(error))[0].code == "ENGINE.EXITED"
+    assert error.trust is Trust.STRUCTURED
+
+
+def test_notes_of_the_error_are_capped_and_hold_no_secrets() -> None:
+    error = CodedError("TASK.FAILED", "x")
+    error.add_note("Authorization: Bearer s3cr3ts3cr3t")
+    for _ in range(100):
+        error.add_note("x" * 20_000_000)
+    assert len(error.__notes__) == MAX_NOTES
+    for text in (str(pickle.dumps(error)), "".join(traceback.format_exception(error))):
+        assert len(text) < 2 * MAX_NOTES * MAX_TEXT
+        assert "s3cr3t" not in text
+    with pytest.raises(TypeError):
+        CodedError("TASK.FAILED").add_note(5)  # type: ignore[arg-type]
+
+
+def _noted(text: str) -> Exception:
+    noted = ValueError("short")
+    noted.add_note(text)
+    return noted
+
+
+def _tenth(text: str) -> Exception:
+    outermost = long_chain(9)
+    walk(outermost)[-1].__cause__ = ValueError(text)
+    return outermost
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [ValueError, _noted, _tenth, lambda text: long_chain(10_000)],
+    ids=["its text", "its note", "the tenth", "ten thousand"],
+)
+def test_causes_that_ray_could_not_carry_are_kept_as_data(cause: Callable[[str], Exception]) -> None:
+    """Whether the error was made from them or raised from them: Ray prints the whole chain."""
+
+    @coded
+    def raises() -> None:
+        raise CodedError("ENGINE.EXITED", "x") from cause("x" * 20_000_000)
+
+    made = CodedError.from_exception(cause("x" * 20_000_000), "TASK.FAILED")
+    with pytest.raises(CodedError) as caught:
+        raises()
+    for error in (made, caught.value):
+        assert len("".join(traceback.format_exception(error))) < 64 * 1024
+        assert len(error.chain) >= 1
+
+
+def test_a_short_cause_stays_live() -> None:
+    @coded
+    def raises() -> None:
+        raise CodedError("ENGINE.EXITED", "x") from _noted("short")
+
+    with pytest.raises(CodedError) as caught:
+        raises()
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert isinstance(CodedError.from_exception(_noted("short"), "TASK.FAILED").__cause__, ValueError)
 
 
 def test_notes_travel_with_the_error_and_as_data_of_its_causes() -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import aiohttp
 import httpx
@@ -28,6 +28,8 @@ ANOTHER: Final = "AN0THER1"
 DATA: Final = {"rank": 3}
 SAID: Final = "what was said"
 KILLED: Final = "killed"
+NO_DUAL: Final = "coded subclass with a __new__ of its own"
+"""Ray makes no class of its own and that of the cause's where it cannot call the latter with one argument."""
 
 
 class Means(NamedTuple):
@@ -58,6 +60,16 @@ class RefitAborted(CodedError):
     def __init__(self, rank: int, *, step: int) -> None:
         super().__init__(ABORTED, f"the watchdog of rank {rank} at step {step}", {"rank": rank}, id=ONE)
         self.rank, self.step = rank, step
+
+
+class WithItsOwnNew(CodedError):
+    """One that cannot be made without its arguments."""
+
+    def __new__(cls, rank: int, *, step: int) -> Self:
+        return super().__new__(cls, rank, step)
+
+    def __init__(self, rank: int, *, step: int) -> None:
+        super().__init__(ABORTED, f"the watchdog at step {step}", {"rank": rank}, id=ONE)
 
 
 def raise_it(name: str) -> NoReturn:
@@ -156,6 +168,7 @@ SHAPES: Final[dict[str, Shape]] = {
     "coded error": _coded(_raising(aborted)),
     "coded subclass": _coded(_raising(lambda: RefitAborted(3, step=17))),
     "coded subclass the caller lacks": _coded(_raising(lambda: worker_only("WatchdogAborted")(3, step=17))),
+    NO_DUAL: _coded(_raising(lambda: WithItsOwnNew(3, step=17))),
     "coded error with notes": _coded(_raising(lambda: _noted(aborted()))),
     "coded error from a foreign one": _coded(_coded_from_foreign),
     # Ray drops causes; in the traceback that it keeps, the token of the cause still stands.
