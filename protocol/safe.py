@@ -32,7 +32,9 @@ carries, 0 for none (unset: `MAX_TEXT`). `set_prompt_budget` says the same in a 
 T = TypeVar("T", bound=BaseException)
 
 _SECRET_KEY = re.compile(
-    r"authorization|cookie|password|passwd|secret|token$|api[-_]?key|credential", re.IGNORECASE
+    r"authorization|(?<![a-z])auth$|cookie|password|passwd|passphrase|secret|token$"
+    r"|(?:api|private|access|subscription)[-_]?key|credential",
+    re.IGNORECASE,
 )
 # The first of a pair has to be a name: there it may be any text.
 _SECRET_NAME = re.compile(rf"[\w.-]{{0,64}}(?:{_SECRET_KEY.pattern})[\w.-]{{0,64}}\Z", re.IGNORECASE)
@@ -44,18 +46,25 @@ _PROMPT_KEY = re.compile(
 )
 # A password may hold an unescaped @, stand alone (redis://:secret@host) or be the user (a token).
 _URL_USER = re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/'\"<>]+@", re.IGNORECASE)
+# Also of a URL that stands in another one's query. Azure signs with sig=, Google's keys are key=.
 _URL_QUERY = re.compile(
-    r"([?&][^=&\s]{0,64}(?:token|secret|password|api[-_]?key|signature)=)[^&\s'\"]+", re.IGNORECASE
+    r"((?:[?&#]|%3F|%26)(?:[^=&\s]{0,64}(?:token|secret|passw(?:or)?d|pwd|api[-_]?key|signature)|sig|key|auth)"
+    r"(?:=|%3D))[^&\s'\"]+",
+    re.IGNORECASE,
 )
 _BEARER = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}", re.IGNORECASE)
 # Between a name and its value, as text, repr or JSON (in JSON in JSON) have it: ": ", "', '", "\": \"".
 _IS: Final = r"(?:\\*['\"]?\s{0,4}[:=]|\\*['\"],)\s{0,4}b?(?:\\*['\"])?"
 _HEADER = re.compile(
-    rf"(\b(?:proxy-)?(?:authorization|x-api-key|api-key){_IS})"
+    rf"(\b(?:proxy-)?(?:authorization|x-[a-z0-9-]{{0,40}}(?:token|key)|(?:api|subscription)-key){_IS})"
     r"(?!bearer\b|basic\b)(?:(?:token|apikey|digest|negotiate)\s{1,4})?[^\s'\"\\,;}&]{4,}",
     re.IGNORECASE,
 )
 _COOKIE = re.compile(rf"(\b(?:set-)?cookie{_IS})[^\s'\"\\][^\r\n'\"\\]*", re.IGNORECASE)
+_OPTION = re.compile(
+    rf"((?<![\w-])--[a-z0-9_-]{{0,40}}(?:api[-_]?key|token|secret|password)(?:{_IS}|\s{{1,4}}))[^\s'\"-][^\s'\"]{{3,}}",
+    re.IGNORECASE,
+)
 # Variables that hold a secret, and how an environment is printed: NAME=value, environ({'NAME': 'value'}).
 _NAMED_SO: Final = (
     r"[A-Z][A-Z0-9_]{0,60}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_[A-Z0-9_]{0,20})?"
@@ -109,13 +118,15 @@ def scrub(text: str) -> str:
     # Most texts hold none of these: looking for a word is a hundred times cheaper than the patterns.
     if "://" in text and "@" in text:
         text = _URL_USER.sub(r"\1[redacted]@", text)
-    if "=" in text and ("?" in text or "&" in text):
+    if ("=" in text and ("?" in text or "&" in text or "#" in text)) or "%3" in text:
         text = _URL_QUERY.sub(r"\1[redacted]", text)
     lowered = text.lower()
     if "bearer" in lowered or "basic" in lowered:
         text = _BEARER.sub(r"\1 [redacted]", text)
-    if "authorization" in lowered or "api-key" in lowered:
+    if "authorization" in lowered or "-key" in lowered or "-token" in lowered:
         text = _HEADER.sub(r"\1[redacted]", text)
+    if "--" in text:
+        text = _OPTION.sub(r"\1[redacted]", text)
     if "cookie" in lowered:
         text = _COOKIE.sub(r"\1[redacted]", text)
     if "KEY" in text or "TOKEN" in text or "SECRET" in text or "PASSW" in text or "CREDENTIAL" in text:
@@ -267,13 +278,19 @@ class _Reducer:
 
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
+        # As Kubernetes has the environment, and HAR headers: {"name": …, "value": …}.
+        named = value.get("name") if isinstance(value, dict) else None
+        secret = ("value",) if isinstance(named, str) and _SECRET_KEY.search(named[:128]) else ()
         for n, (k, v) in enumerate(value.items()):
             if n >= MAX_ITEMS:
                 out["…"] = f"{len(value) - n} more"
                 break
             name = clean(k, 128)
             self._left -= len(name)
-            out[name] = "[redacted]" if _SECRET_KEY.search(name) else self._value(name, v, depth - 1)
+            if _SECRET_KEY.search(name) or name in secret:
+                out[name] = "[redacted]"
+            else:
+                out[name] = self._value(name, v, depth - 1)
         return out
 
     def _value(self, name: str, value: Any, depth: int) -> Any:
@@ -289,12 +306,14 @@ class _Reducer:
             if n >= MAX_ITEMS:
                 out.append(f"… {length - n} more")
                 break
-            out.append(
-                "[redacted]" if n == 1 and _is_secret_name(out[0], length) else self.reduce(v, depth - 1)
-            )
+            named = n > 0 and _names_secret(out[-1], pair=length == 2)
+            out.append("[redacted]" if named else self.reduce(v, depth - 1))
         return out
 
 
-def _is_secret_name(first: Any, length: int) -> bool:
-    """Whether a list begins as a pair does that names a secret: headers are often a list of pairs."""
-    return length == 2 and isinstance(first, str) and _SECRET_NAME.match(first) is not None
+def _names_secret(before: Any, *, pair: bool) -> bool:
+    """Whether an item of a list names the secret that comes next: headers are often a list of pairs, and a
+    command line has options."""
+    if not isinstance(before, str) or not (pair or before.startswith("--")):
+        return False
+    return _SECRET_NAME.match(before) is not None

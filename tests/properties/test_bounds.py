@@ -120,6 +120,7 @@ def test_a_token_is_found_among_ten_megabytes_of_near_ones() -> None:
             "KEY_",
             "é",
         ),
+        *("--", "--a", "--api-key ", "x-a-", "-keyx-", "%3Ftoken", "#sig"),
         *("a+a.a-", "://", "'authorization', ", "\\", "SECRET=", "&" + "a" * 64, "password: "),
     ],
 )

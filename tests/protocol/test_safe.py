@@ -55,6 +55,16 @@ SECRETS = {
     "query": "http://host/?a=1&access_token=s3cr3t&b=2",
     "api key query": "http://host/?api_key=s3cr3t",
     "signature": "https://bucket/x?X-Amz-Signature=s3cr3t",
+    "signature of Azure": "https://account/x?sv=1&sig=s3cr3t",
+    "key of Google": "https://host/v1/models?key=s3cr3t&alt=json",
+    "short password query": "https://host/?user=u&pwd=s3cr3t",
+    "in a fragment": "https://host/#access_token=s3cr3t",
+    "url in a url": "https://host/?next=https%3A%2F%2Fh%2F%3Ftoken%3Ds3cr3t",
+    "token header": "X-Auth-Token: s3cr3t",
+    "token header printed": "{'x-vault-token': 's3cr3t'}",
+    "key header": "Ocp-Apim-Subscription-Key: s3cr3t",
+    "option": "vllm serve m --api-key s3cr3t --port 1",
+    "option printed": "Command '['python', '--hf-token', 's3cr3t']' returned 1",
     "quoted url": "'http://host/?token=s3cr3t'",
     "cookie": "Cookie: session=s3cr3t; other=s3cr3t\n",
     "cookie printed": "{'set-cookie': 'id=s3cr3t; Path=/'}",
@@ -87,6 +97,9 @@ def test_secrets_are_scrubbed_from_text(text: str) -> None:
         "KEYBOARD: qwertyuiop",
         "cookies are allowed",
         "TOKENS_PER_SECOND=12345",
+        "http://host/?sort_key=name&sign=minus&author=me",
+        "required: --api-key --token --max-token-length 5 --tokenizer gpt2",
+        "x-request-id: 5, x-tokens: 12",
         "the KEY is to wait",
     ],
 )
@@ -122,12 +135,29 @@ def test_secrets_are_redacted_by_key() -> None:
         "hf_token": "x",
         "max_tokens": 5,
         "client_secret": 1,
+        "auth": ("user", "x"),
+        "private_key": "x",
+        "passphrase": "x",
+        "aws_access_key_id": "x",
     }
     made = CodedError("TASK.FAILED", data=data).data
     assert made["headers"].pop("accept") == "*/*"
     assert set(made.pop("headers").values()) == {"[redacted]"}
     assert made.pop("max_tokens") == 5
     assert set(made.values()) == {"[redacted]"}
+
+
+def test_secrets_are_redacted_where_their_name_stands_beside_them() -> None:
+    """As HAR has headers, Kubernetes the environment, and a command line its options."""
+    data = {
+        "env": [{"name": "HF_TOKEN", "value": "x"}, {"name": "HOME", "value": "/root"}],
+        "headers": [{"value": "x", "name": "Authorization"}],
+        "argv": ["vllm", "serve", "--api-key", "x", "--max-tokens", "5"],
+    }
+    made = CodedError("TASK.FAILED", data=data).data
+    assert made["env"] == [{"name": "HF_TOKEN", "value": "[redacted]"}, {"name": "HOME", "value": "/root"}]
+    assert made["headers"] == [{"value": "[redacted]", "name": "Authorization"}]
+    assert made["argv"] == ["vllm", "serve", "--api-key", "[redacted]", "--max-tokens", "5"]
 
 
 def test_secrets_are_redacted_in_pairs() -> None:
