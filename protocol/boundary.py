@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, overload
 
 from protocol.carriers.http_reply import facts_of
 from protocol.codes import Code
-from protocol.errors import NESTED, CodedError, caused_by, kept_live
+from protocol.errors import NESTED, CodedError, Link, Origin, attribute_of, caused_by, contents, kept_live
 from protocol.reading import Reading, read, strictness, trust_facts
 from protocol.token import Trust
 from protocol.walking import came_through_ray, cause_in, is_ray_task_error, leaves_of
@@ -100,6 +100,21 @@ def _below_ray(exc: BaseException) -> CodedError | None:
     if isinstance(error.data, dict):  # somebody may have replaced it
         error.data[NESTED] = True
     return caused_by(error, exc)
+
+
+def mended(error: CodedError) -> CodedError:
+    """``error``; or, where somebody replaced an attribute by what is none of its kind, one that says as much:
+    for carriers that write the attributes down."""
+    chain = attribute_of(error, "chain")
+    sound = type(chain) is tuple and all(type(link) is Link for link in chain)
+    kinds = {"code": Code, "detail": str, "data": dict, "id": str, "origin": Origin}
+    if sound and all(type(attribute_of(error, name)) is kind for name, kind in kinds.items()):
+        return error
+    code, id, detail, data = contents(error)
+    origin = attribute_of(error, "origin")
+    made = CodedError(code, detail, data, id=id or None, origin=origin if type(origin) is Origin else None)
+    made._chain = chain if sound else ()
+    return made
 
 
 def _named_leaf(leaf: BaseException, code: Code | str, name: Namer | None) -> Reading:

@@ -43,7 +43,6 @@ MAX_LIVE: Final = 64 * 1024
 """Most characters that the texts of live causes may have together; longer ones are kept as (capped)
 data alone. Seen with Ray 2.60: an actor whose ``__init__`` raises with a text of 20 MB arrives as an
 ActorUnavailableError without a word of it, for the message does not fit into an RPC."""
-_MAX_LIVE_CAUSES: Final = 256
 MAX_NOTES: Final = 8
 """Most notes (PEP 678) of an exception kept as data."""
 CODE_TRUST: Final = "code_trust"
@@ -295,8 +294,8 @@ def caused_by(error: T, exc: BaseException) -> T:
 
 def kept_live(error: CodedError) -> bool:
     """Whether the causes of ``error`` are short enough to stay live; they are data from now on if not."""
-    causes = walk(error, _MAX_LIVE_CAUSES, context=True)[1:]
-    if len(causes) < _MAX_LIVE_CAUSES - 1 and sum(map(printed_length, causes)) <= MAX_LIVE:
+    causes = walk(error, 256, context=True)[1:]
+    if len(causes) < 255 and sum(map(printed_length, causes)) <= MAX_LIVE:
         return True
     error._chain = error.chain
     error.__cause__, error.__suppress_context__ = None, True
@@ -395,7 +394,7 @@ def _links(error: CodedError) -> Iterator[Link]:
 
 def contents(error: CodedError) -> tuple[Code, str, str, dict[str, Any]]:
     """Code, id, detail and data of an error whose attributes somebody may have replaced by anything."""
-    code, id, detail, data = (_attribute(error, name) for name in ("code", "id", "detail", "data"))
+    code, id, detail, data = (attribute_of(error, name) for name in ("code", "id", "detail", "data"))
     if type(code) is not Code:
         try:
             code = Code(str.__str__(code))
@@ -409,7 +408,8 @@ def contents(error: CodedError) -> tuple[Code, str, str, dict[str, Any]]:
     return code, id, detail, data if type(data) is dict else {}
 
 
-def _attribute(error: CodedError, name: str) -> Any:
+def attribute_of(error: CodedError, name: str) -> Any:
+    """An attribute as it stands, None where it cannot be read."""
     try:
         return getattr(error, name, None)
     except CONTROL:

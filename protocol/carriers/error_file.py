@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from protocol.boundary import Namer
+from protocol.boundary import Namer, mended
 from protocol.boundary import named as name_it
 from protocol.carriers.exit_status import SIGNAL, read_status
 from protocol.codes import Code, Family
@@ -82,7 +82,7 @@ def write(path: str | os.PathLike[str], exc: BaseException, *, name: Namer | Non
     path = os.path.abspath(path)
     if os.path.lexists(path):
         return False
-    body = _body(named(exc, name))
+    body = _body(mended(named(exc, name)))
     try:
         return _put(path, body)
     except OSError as refused:

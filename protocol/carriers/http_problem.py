@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from protocol.boundary import Namer, named
+from protocol.boundary import Namer, mended, named
 from protocol.carriers.http_reply import HEADER, PROBLEM, URN
 from protocol.catalogue import catalogue
 from protocol.codes import Family
@@ -106,7 +106,7 @@ def status_of(error: CodedError) -> int:
 
 def _named(exc: BaseException, name: Namer | None) -> CodedError:
     cancelled = issubclass(type(exc), asyncio.CancelledError | concurrent.futures.CancelledError)
-    return named(exc, code="CANCEL.CALLER" if cancelled else "TASK.FAILED", name=name)
+    return mended(named(exc, code="CANCEL.CALLER" if cancelled else "TASK.FAILED", name=name))
 
 
 def _token(error: CodedError) -> str:

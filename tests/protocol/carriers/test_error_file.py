@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from protocol import Code, CodedError, Family, Trust, code_of, keys, mint
 from protocol.carriers import error_file
 from protocol.carriers.error_file import MAX_FILE, failure_of, named, read, write
+from protocol.carriers.http_problem import problem
+from protocol.carriers.http_reply import read_reply
 from protocol.errors import Link, Origin
 from protocol.token import _mac
 from tests.protocol.badly_written import HOSTILE, KeywordOnly, Plain, RequiredArguments, coded_errors
@@ -420,6 +422,26 @@ def test_attributes_that_were_replaced_by_nonsense(path: Path) -> None:
     assert found is not None
     assert (found.code, len(found.id), found.data["set"]) == (CODE, 8, [1])
     assert code_of(path.read_bytes()) == CODE
+
+
+REPLACED: list[tuple[str, object]] = [
+    *(("code", "ENGINE.EXITED"), ("code", None), ("detail", None), ("detail", b"x"), ("data", None)),
+    *(("data", [1]), ("id", 5), ("id", None), ("origin", None), ("_chain", 5), ("_chain", ("x",))),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REPLACED)
+def test_an_attribute_of_another_type_does_not_cost_the_name(path: Path, name: str, value: object) -> None:
+    """Neither in a file nor over HTTP."""
+    error = CodedError("ENGINE.EXITED", "x")
+    setattr(error, name, value)
+    expected = "UNKNOWN.EXCEPTION" if (name, value) == ("code", None) else "ENGINE.EXITED"
+    assert write(path, error)
+    found = read(path)
+    assert found is not None
+    assert found.code == expected
+    made = problem(error)
+    assert read_reply(made.status, made.headers, made.body).code == expected
 
 
 # -- reading what is not a failure
