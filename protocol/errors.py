@@ -181,9 +181,9 @@ class CodedError(Exception):
         return hash((CodedError, self.id))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {name: _sendable(value) for name, value in self.__dict__.items() if name in _OWN}
+        state = {name: _sendable(value) for name, value in self.__dict__.items() if name in _LACKING}
         state["_chain"] = self.chain
-        others = {name: value for name, value in self.__dict__.items() if name not in _OWN}
+        others = {name: value for name, value in self.__dict__.items() if name not in _LACKING}
         if id(self) in _met():  # one of them leads back here: without them, or there is no end
             _met()[id(self)] = True
             others = {}
@@ -201,7 +201,7 @@ class CodedError(Exception):
         memo[id(self)] = made
         for name, value in self.__dict__.items():
             try:
-                made.__dict__[name] = deepcopy(_sendable(value) if name in _OWN else value, memo)
+                made.__dict__[name] = deepcopy(_sendable(value) if name in _LACKING else value, memo)
             except Exception:  # noqa: BLE001 - __deepcopy__ of a foreign value may raise anything
                 made.__dict__[name] = clean(value, MAX_TEXT)
         made._chain = self.chain
@@ -216,7 +216,6 @@ _LACKING: Final[dict[str, Any]] = {
     "origin": Origin("", 0),
     "_chain": None,
 }
-_OWN: Final = tuple(_LACKING)
 
 
 def _sendable(value: Any) -> Any:
@@ -387,9 +386,9 @@ def _links(error: CodedError) -> Iterator[Link]:
     for cause in walk(error, MAX_CHAIN + 1, context=True)[1:]:
         if issubclass(type(cause), CodedError):  # not isinstance, which asks a foreign __class__
             code, _, detail, _ = contents(cast(CodedError, cause))
-            yield Link(type_name(cause), clean(detail, MAX_TEXT), str(code), _notes(cause))
+            yield Link(type_name(cause), clean(detail, MAX_TEXT), str(code), notes_of(cause))
         else:
-            yield Link(type_name(cause), clean(cause, MAX_TEXT), notes=_notes(cause))
+            yield Link(type_name(cause), clean(cause, MAX_TEXT), notes=notes_of(cause))
 
 
 def contents(error: CodedError) -> tuple[Code, str, str, dict[str, Any]]:
@@ -418,7 +417,8 @@ def attribute_of(error: CodedError, name: str) -> Any:
         return None
 
 
-def _notes(exc: BaseException) -> tuple[str, ...]:
+def notes_of(exc: BaseException) -> tuple[str, ...]:
+    """The notes of an exception (PEP 678), capped."""
     try:
         notes = vars(exc).get("__notes__")
     except CONTROL:

@@ -29,7 +29,7 @@ from protocol.boundary import Namer, mended
 from protocol.boundary import named as name_it
 from protocol.carriers.exit_status import SIGNAL, read_status
 from protocol.codes import Code, Family
-from protocol.errors import CARRIED, CODE_TRUST, CodedError, Link, Origin
+from protocol.errors import CARRIED, CODE_TRUST, CodedError, Link, Origin, notes_of
 from protocol.reading import FOREIGN, trust_facts
 from protocol.safe import MAX_TEXT, clean, json_safe
 from protocol.token import MAX_TOKEN, is_id, new_id
@@ -52,7 +52,7 @@ _log = logging.getLogger("failsoft")
 _encode = msgspec.json.Encoder().encode
 
 
-class _File(msgspec.Struct, frozen=True):
+class _File(msgspec.Struct, frozen=True, omit_defaults=True):
     failsoft: int
     code: str
     id: str
@@ -61,6 +61,7 @@ class _File(msgspec.Struct, frozen=True):
     data: dict[str, Any]
     origin: Origin
     chain: tuple[Link, ...]
+    notes: tuple[str, ...] = ()
 
 
 class _Later(msgspec.Struct, frozen=True):
@@ -138,6 +139,7 @@ def _body(error: CodedError) -> bytes:
         error.data,
         error.origin,
         error.chain,
+        notes_of(error),
     )
     try:
         body = _encode(whole)
@@ -201,6 +203,8 @@ def read(path: str | os.PathLike[str]) -> CodedError | None:
     # Not through the constructor: what was cleaned once is carried on as it stands.
     error.detail, error.data, error._chain = whole.detail, data, whole.chain
     error.args = (code, whole.detail)
+    for note in whole.notes:
+        error.add_note(note)
     return error
 
 

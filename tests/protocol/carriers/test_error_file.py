@@ -105,6 +105,15 @@ def test_a_subclass_arrives_as_the_failure_that_it_is(path: Path) -> None:
         assert read(f"{path}{n}") == error
 
 
+def test_notes_are_kept(path: Path) -> None:
+    error = CodedError(CODE, "x")
+    error.add_note("while loading shard 7")
+    assert write(path, error)
+    found = read(path)
+    assert found is not None
+    assert found.__notes__ == ["while loading shard 7"]
+
+
 def test_a_text_search_of_the_file_finds_the_failure(path: Path) -> None:
     error = CodedError(CODE, "d")
     write(path, error)
