@@ -148,11 +148,12 @@ def _wrap(it: Any, name_it: NameIt) -> Any:
     if hasattr(it, "remote") and callable(getattr(it, "_function", None)):  # a RemoteFunction, likewise
         it._function = _wrap(it._function, name_it)
         return it
-    if inspect.isasyncgenfunction(it):
+    called = getattr(it, "__call__", it)  # noqa: B004 - an instance's is what its class says: it may be async
+    if inspect.isasyncgenfunction(it) or inspect.isasyncgenfunction(called):
         return _wrap_async_generator(it, name_it)
-    if inspect.isgeneratorfunction(it):
+    if inspect.isgeneratorfunction(it) or inspect.isgeneratorfunction(called):
         return _wrap_generator(it, name_it)
-    if inspect.iscoroutinefunction(it):
+    if inspect.iscoroutinefunction(it) or inspect.iscoroutinefunction(called):
 
         @functools.wraps(it)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:

@@ -442,6 +442,29 @@ def test_other_callables_are_wrapped() -> None:
         coded(lambda: int("x"))()
 
 
+async def test_instances_that_are_called_are_what_their_call_is() -> None:
+    class Call:
+        async def __call__(self) -> None:
+            raise ValueError("a call")
+
+    class Stream:
+        async def __call__(self) -> AsyncIterator[int]:
+            yield 1
+            raise ValueError("a stream")
+
+    class Steps:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+            raise ValueError("a step")
+
+    with pytest.raises(CodedError, match="a call"):
+        await coded(Call())()
+    with pytest.raises(CodedError, match="a stream"):
+        _ = [n async for n in coded(Stream())()]
+    with pytest.raises(CodedError, match="a step"):
+        list(coded(Steps())())
+
+
 @pytest.mark.parametrize("thing", [5, "text", object(), {}])
 def test_what_cannot_be_decorated_is_refused(thing: object) -> None:
     with pytest.raises(TypeError, match="takes a function, a class or a Ray actor class"):
