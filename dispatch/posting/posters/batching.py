@@ -48,8 +48,11 @@ FAILURES: Final = 3
 """Calls in a row that may fail before their requests fail with them."""
 DEAD: Final = ("ACTOR.DIED", "NODE.PREEMPTED", "ACTOR.INIT_FAILED")
 """What Ray says of an actor that is gone for good."""
-LOST: Final = ("ACTOR", "CANCEL", "NODE", "TIMEOUT")
+LOST: Final = ("ACTOR", "CANCEL", "NODE", "OBJECT", "TIMEOUT")
 """Families of failures of a call that say nothing of its requests."""
+AWAY: Final = ("ACTOR.UNAVAILABLE", "OBJECT.LOST")
+"""Those that end by themselves, with the poster's return or its death, and hit many calls at once: a poster's
+large replies lie in its node's object store, and go with it before Ray calls the poster dead."""
 T = TypeVar("T")
 
 
@@ -294,7 +297,7 @@ class Batcher:
             return
         self._suspect()
         self._failures += 1
-        away = fault.code == "ACTOR.UNAVAILABLE"  # Ray's own patience with it ends one day; a bug's may not
+        away = fault.code in AWAY  # Ray's own patience with it ends one day; a bug's may not
         self._paused = True  # until a probe says that it answers
         if away or (fault.code.family in LOST and self._failures < FAILURES):
             self._send_again(call)

@@ -49,11 +49,11 @@ QUIET: Final[dict[str, Any]] = {
 
 
 class Load:
-    """POSTs without a pause, and what became of them."""
+    """POSTs without a pause, to one URL after the other, and what became of them."""
 
-    def __init__(self, pool: PosterPool, url: str, tasks: int) -> None:
+    def __init__(self, pool: PosterPool, tasks: int, *urls: str) -> None:
         self.pool = pool
-        self.url = url
+        self.urls = urls
         self.via: Counter[str] = Counter()
         self.codes: Counter[str] = Counter()
         self.shares: set[int] = set()
@@ -70,9 +70,10 @@ class Load:
     async def _post(self) -> None:
         while not self._stop:
             self._number += 1
+            url = self.urls[self._number % len(self.urls)]
             began = time.monotonic()
             try:
-                reply = await self.pool.post(self.url, {}, request_id=f"load-{self._number}", deadline=60.0)
+                reply = await self.pool.post(url, {}, request_id=f"load-{self._number}", deadline=60.0)
             except CodedError as error:
                 self.codes[str(error.code)] += 1
             else:
@@ -168,7 +169,9 @@ async def nodes(cluster: Cluster, url: str) -> dict[str, Any]:
     roster.LOOK_EVERY = 0.3  # type: ignore[misc]
     head = cluster.head_node.node_id
     told: dict[str, Any] = {}
-    async with pool_of(2) as pool, Load(pool, f"{url}?delay=0.1", 2 * CONCURRENCY).running() as load:
+    # Large replies too, which go with the object store of a node that is killed.
+    urls = f"{url}?delay=0.1", url.removesuffix("ok") + "big?size=300000"
+    async with pool_of(2) as pool, Load(pool, 2 * CONCURRENCY, *urls).running() as load:
         joined = add_node(cluster).node_id
         await serving_on(pool, joined, 2)
         told["joined"] = [one.share for one in pool.stats().posters]
@@ -215,7 +218,7 @@ async def nodes(cluster: Cluster, url: str) -> dict[str, Any]:
 async def gcs(cluster: Cluster, url: str) -> dict[str, Any]:
     """The GCS is stopped and goes on, then killed and started anew; each time a poster dies meanwhile."""
     told: dict[str, Any] = {}
-    async with pool_of(2) as pool, Load(pool, f"{url}?delay=0.02", CONCURRENCY).running() as load:
+    async with pool_of(2) as pool, Load(pool, CONCURRENCY, f"{url}?delay=0.02").running() as load:
         async with beating() as heart:
             heart.gap = 0.0
             process = process_of(cluster, "gcs_server")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectReconstructionFailedError
 
 from dispatch.posting.posters import batching
 from dispatch.posting.posters.batching import FAILURES, FEW, MAX_CALLS, PARTS, Batcher, Unsent
@@ -206,6 +206,23 @@ async def test_nothing_is_sent_to_a_poster_that_is_away(bench: Bench) -> None:
     bench.batcher.resume()
     await turns()
     assert bench.wire.attempts()[1] == [1, 2]
+
+
+async def test_replies_that_their_node_took_along_fail_no_request(bench: Bench) -> None:
+    """Large replies lie in the object store of the poster's node. When that goes, many are lost at once, before
+    Ray calls the poster dead; they brought the outcomes of any requests, and each may be sent again."""
+    tasks = []
+    for number in range(FAILURES + 2):
+        tasks.append(bench.run(number))
+        await turns()
+    assert len(bench.wire.calls) == FAILURES + 2
+    for call in bench.wire.calls:
+        call.set_exception(ObjectReconstructionFailedError("0" * 56))
+    await until(lambda: bench.suspected == FAILURES + 2)
+    assert not any(task.done() for task in tasks)
+    bench.batcher.settle(CodedError("ACTOR.DIED", "with its node"))
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {error.code for error in errors if isinstance(error, CodedError)} == {"ACTOR.DIED"}
 
 
 async def test_calls_that_fail_again_and_again_fail_their_requests(bench: Bench) -> None:
