@@ -65,6 +65,10 @@ class Shared:
                 await self.closing.wait()
 
 
+class _Unfit(Exception):
+    """Only the local client is there, and this must not go there; nothing was sent. See `Post._unfit`."""
+
+
 class Post:
     """See the module. ``ends`` is the deadline in loop time; ``strikes`` are the caller's, who may send the
     request again, None where this is all that becomes of it; ``on_sent`` hears of each attempt."""
@@ -185,6 +189,16 @@ class Post:
 
     async def _judged(self, number: int) -> Reply:
         """One attempt, and what it says about its server."""
+        while True:
+            if self._unfit() and not self._shared.remote.is_set():
+                # Before there is a lease: whoever waits here keeps nobody from the server.
+                await self._in_time(self._a_poster(), "for a poster: it was there when one died")
+            try:
+                return await self._leased(number)
+            except _Unfit:
+                continue  # the last poster went meanwhile, or the first came back
+
+    async def _leased(self, number: int) -> Reply:
         targets = self._shared.targets
         lease = targets.try_acquire(self._url)
         if lease is None:
@@ -271,12 +285,9 @@ class Post:
             if left <= 0:
                 shared.admission.release(lane)
                 raise self._late("for a place in the pool")
-            strikes = self._strikes
-            if lane.via == "local" and strikes is not None and strikes.weight and not self._harmless:
+            if lane.via == "local" and self._unfit():
                 shared.admission.release(lane)
-                lane = None
-                await self._in_time(self._a_poster(strikes), "for a poster: it was there when one died")
-                continue
+                raise _Unfit
             if on_sent is not None:
                 try:
                     on_sent()
@@ -302,11 +313,15 @@ class Post:
                 answer.data, answer.status, answer.headers, lane.via, number, answer.seconds, self._id
             )
 
-    async def _a_poster(self, strikes: Strikes) -> None:
-        """Wait until a poster serves again. What was in flight when posters died may be why, and in the
-        local client it would take the pool's own process: after one death it goes there only when no
-        poster comes back for a while, after more never."""
-        patience = PATIENCE if strikes.weight == 1 else None
+    def _unfit(self) -> bool:
+        """Whether it must not go to the local client: what was in flight when posters died may be why, and
+        there it would take the pool's own process."""
+        return self._strikes is not None and self._strikes.weight > 0 and not self._harmless
+
+    async def _a_poster(self) -> None:
+        """Wait until a poster serves again: after one death it goes to the local client only when none comes
+        back for a while, after more never."""
+        patience = PATIENCE if self._strikes is not None and self._strikes.weight == 1 else None
         try:
             async with asyncio.timeout(patience):
                 await self._shared.remote.wait()

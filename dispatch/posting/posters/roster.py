@@ -69,6 +69,7 @@ class Roster:
     async def end(self) -> None:
         """Close every poster."""
         self._ended = True
+        self.remote.set()  # whoever waits for a poster hears from the admission that none will come
         tasks = {*self._draining, *([self._following] if self._following is not None else [])}
         for task in tasks:
             task.cancel()

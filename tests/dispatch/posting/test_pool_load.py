@@ -12,8 +12,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from dispatch.posting import PosterPool, Request
+from dispatch.posting import PosterPool, Request, attempts
 from dispatch.posting.load import LoadControl
+from dispatch.posting.posters.keeper import Recreation
 from dispatch.posting.transports.aiohttp_transport import AiohttpTransport
 from faults import Backoff
 from protocol import CodedError, mint
@@ -21,6 +22,7 @@ from protocol.carriers.http_reply import HEADER
 from tests.support.events import EventFile
 from tests.support.fixtures import MakePool
 from tests.support.mortal import DEADLY, Mortal
+from tests.support.ray_side import kill_poster
 from tests.support.wait import until
 from tests.support.witness import Witness
 
@@ -169,6 +171,23 @@ async def test_a_request_that_kills_posters_ends_as_poison_and_never_reaches_the
         await asyncio.gather(*innocent)
         await until(lambda: pool.stats().recreated == 3, 60)
     assert len(events.named("poster.died")) == 3
+
+
+async def test_what_waits_for_a_poster_keeps_nobody_from_its_server_and_hears_of_the_end(
+    make_pool: MakePool, witness: Witness
+) -> None:
+    """All that was in flight when the last poster died waits for another one, which never comes."""
+    pool = make_pool(8, recreation=Recreation(PROMPT, budget=0))
+    await pool.start()
+    tasks = [asyncio.create_task(pool.post(witness.url("hang"), {})) for _ in range(8)]
+    await until(lambda: witness.counts()["in_flight"] == 8)
+    kill_poster(pool)
+    await until(lambda: pool.stats().posters[0].state == "abandoned")
+    async with asyncio.timeout(attempts.PATIENCE / 2):
+        assert (await pool.post(witness.url("ok"), {})).via == "local"
+    await pool.close()
+    assert [task.done() for task in tasks] == [True] * 8
+    assert {await outcome(task) for task in tasks} == {"POOL.CLOSED"}
 
 
 async def test_both_copies_of_a_hedged_poison_count_and_a_suspect_has_one(
