@@ -222,10 +222,11 @@ class Batcher:
         if self._drops:
             drops, self._drops = self._drops, []
             self._spawn(self._confirm(drops))
-        # Somebody has to be there to bring the outcomes back: a call without requests, if need be.
+        # Somebody has to be there to bring the outcomes back, or to ask again for lost ones: a call without
+        # requests, if need be.
         while not self._paused and len(self._calls) < MAX_CALLS:
             batch = self._batch()
-            if not batch and (self._calls or not self._flights):
+            if not batch and (not self._flights or (self._calls and not self._again)):
                 return
             self._send(batch)
 

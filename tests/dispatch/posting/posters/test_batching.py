@@ -403,6 +403,21 @@ async def test_revoking_a_call_loses_no_outcome_of_others(bench: Bench) -> None:
     assert await kept == ANSWER
 
 
+async def test_what_a_revoked_call_may_have_brought_is_asked_for_at_once(bench: Bench) -> None:
+    """Not when another call comes back by itself: that takes as long as the poster has patience."""
+    kept = bench.run(1)
+    await turns()
+    gone = bench.run(2)
+    await turns()
+    gone.cancel()
+    await until(lambda: bench.wire.messages[-1].again, 2)
+    assert bench.wire.calls[0] in bench.wire.open()
+    assert len(bench.wire.calls) == 3
+    bench.wire.answer(bench.wire.calls[0], (1, ANSWER))
+    assert await kept == ANSWER
+    bench.wire.stopped.set()
+
+
 async def test_cancelled_before_it_was_sent_it_costs_nothing(bench: Bench) -> None:
     task = bench.run(1)
     await asyncio.sleep(0)  # the task has begun, the call has not
