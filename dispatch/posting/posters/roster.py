@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -58,7 +59,7 @@ class Roster:
         """Posters for ``nodes``; waits until each serves or has failed once. Raises the first one's error
         where the settings let none start."""
         for node in nodes:
-            self._add(node)
+            self._add(node, self._posters_per_node)
         await asyncio.gather(*(keeper.settled.wait() for keeper in self.keepers))
         refused = [keeper.refused for keeper in self.keepers if keeper.refused is not None]
         if refused and len(refused) == len(self.keepers):
@@ -111,9 +112,10 @@ class Roster:
                 )
         self._admission.serve(serving)
 
-    def _add(self, node: str) -> None:
-        for _ in range(self._posters_per_node):
-            if len(self.keepers) >= self._admission.concurrency:
+    def _add(self, node: str, number: int) -> None:
+        """So many more posters for ``node``, as far as there is a share for each."""
+        for _ in range(number):
+            if len(self._staying()) >= self._admission.concurrency:
                 if not self._full:
                     self._full = True
                     self._events.emit(
@@ -121,12 +123,15 @@ class Roster:
                         level="warning",
                         key="pool",
                         detail=f"concurrency {self._admission.concurrency} leaves no share for more posters: "
-                        f"nodes that join get none",
+                        f"nodes that join get none until others go",
                     )
                 return
             keeper = self._make(f"poster/{next(self._numbers)}", node, self.resplit)
             self.keepers.append(keeper)
             keeper.begin()
+
+    def _staying(self) -> list[Keeper]:
+        return [keeper for keeper in self.keepers if not keeper.leaving]
 
     async def _follow(self) -> None:
         async for change in self._scout.watch(LOOK_EVERY, LOOK_TIMEOUT):
@@ -139,7 +144,6 @@ class Roster:
         for node in change.joined:
             if node.id not in have and not node.draining:
                 self._tell("pool.node_joined", node)
-                self._add(node.id)
         for node in (*change.draining, *change.left):
             gone = node in change.left
             leaving = [k for k in self.keepers if k.node == node.id and (gone or not k.leaving)]
@@ -150,6 +154,9 @@ class Roster:
                 task = asyncio.create_task(self._leave(keeper, 0.0 if gone else DRAIN))
                 self._draining.add(task)
                 task.add_done_callback(self._draining.discard)
+        there = Counter(keeper.node for keeper in self._staying())
+        for id in change.nodes.open:  # those too for which there was no share when they joined
+            self._add(id, self._posters_per_node - there[id])
         self.resplit()
 
     async def _leave(self, keeper: Keeper, patience: float) -> None:
