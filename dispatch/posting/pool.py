@@ -160,6 +160,8 @@ class PosterPool:
         if self._local_fallback:
             check_descriptors(self._concurrency, "the pool's local client")
         self._loop = asyncio.get_running_loop()
+        if self._metrics is not None:
+            self._metrics.open()
         self._local = LocalLane(self._admission.release, self._concurrency, self._transport)
         self._roster = Roster(
             self._posters_per_node,

@@ -7,6 +7,7 @@ its accounting, and what has changed since the last time is recorded then.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
@@ -78,8 +79,13 @@ def in_ray(instrument: Instrument) -> Record:
     return Gauge(instrument.name, instrument.meaning, labels).set
 
 
+_open: Final[set[str]] = set()
+"""The labels of this process's open pools."""
+
+
 class Metrics:
-    """See the module. ``pool`` is the label that tells pools of a process apart; ``make`` is for tests."""
+    """See the module. ``pool`` is the label that tells pools of a process apart (see `open`); ``make`` is for
+    tests."""
 
     def __init__(self, pool: str = "pool", *, make: Callable[[Instrument], Record] = in_ray) -> None:
         self._pool = pool
@@ -89,6 +95,14 @@ class Metrics:
         self._states: set[str] = set(STATES)
         self._buckets = [0] * (len(BOUNDS) + 1)
         self._seconds = 0.0
+
+    def open(self) -> None:
+        """A pool begins. Where another one has its label already, each would overwrite the other's gauges: so it
+        gets the first free one of ``pool-2``, ``pool-3`` and so on, until `close`."""
+        numbered = (f"{self._pool}-{number}" for number in itertools.count(2))
+        if self._pool in _open:
+            self._pool = next(label for label in numbered if label not in _open)
+        _open.add(self._pool)
 
     def observe(self, seconds: float) -> None:
         """One good exchange took so long."""
@@ -115,6 +129,7 @@ class Metrics:
     def close(self) -> None:
         """The pool is closed: nothing is in flight, there is no poster. Counters stay what they are."""
         self._now(0, 0, 0, ())
+        _open.discard(self._pool)
 
     def _now(self, in_flight: int, waiting: int, occupied: int, states: Iterable[str]) -> None:
         self._set("failsoft_pool_in_flight", in_flight)

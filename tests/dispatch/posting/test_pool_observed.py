@@ -55,10 +55,13 @@ async def test_a_span_for_each_post(make_pool: MakePool, witness: Witness) -> No
     ]
 
 
-async def test_metrics_are_published_while_it_runs_and_at_its_end(
-    make_pool: MakePool, witness: Witness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
+Told = Counter[tuple[str, tuple[tuple[str, str], ...]]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What pools publish, as Prometheus would show it: by name and labels."""
+    told: Told = Counter()
 
     def record(instrument: Instrument) -> Any:
         def add(value: float, tags: dict[str, str]) -> None:
@@ -69,6 +72,12 @@ async def test_metrics_are_published_while_it_runs_and_at_its_end(
 
     monkeypatch.setattr(pool, "Metrics", lambda: Metrics(make=record))
     monkeypatch.setattr(pool, "PUBLISH", 0.05)
+    return told
+
+
+async def test_metrics_are_published_while_it_runs_and_at_its_end(
+    make_pool: MakePool, witness: Witness, told: Told
+) -> None:
     posts = ("failsoft_pool_posts_total", (("code", ""), ("outcome", "succeeded"), ("pool", "pool")))
     serving = ("failsoft_pool_posters", (("pool", "pool"), ("state", "serving")))
     async with make_pool() as one:
@@ -77,6 +86,25 @@ async def test_metrics_are_published_while_it_runs_and_at_its_end(
         await one.post(witness.url("ok"), {})
     assert told[posts] == 2
     assert told[serving] == 0
+
+
+async def test_two_pools_of_a_process_do_not_overwrite_each_other(
+    make_pool: MakePool, witness: Witness, told: Told
+) -> None:
+    def in_flight(label: str) -> int:
+        return told["failsoft_pool_in_flight", (("pool", label),)]
+
+    async with make_pool() as first:
+        hanging = asyncio.create_task(first.post(witness.url("hang"), {}))
+        for _ in range(2):  # the second label is free again once its pool is closed
+            async with make_pool():
+                waiting = ("failsoft_pool_waiting", (("pool", "pool-2"),))
+                del told[waiting]
+                await until(lambda key=waiting: key in told)
+                assert (in_flight("pool"), in_flight("pool-2")) == (1, 0)
+        hanging.cancel()
+        await asyncio.wait({hanging})
+    assert {dict(labels)["pool"] for _, labels in told} == {"pool", "pool-2"}
 
 
 async def test_without_a_sink_of_its_own_the_log_tells_a_thousand_alike_once(
