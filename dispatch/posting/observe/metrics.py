@@ -97,8 +97,8 @@ class Metrics:
         self._seconds = 0.0
 
     def open(self) -> None:
-        """A pool begins. Where another one has its label already, each would overwrite the other's gauges: so it
-        gets the first free one of ``pool-2``, ``pool-3`` and so on, until `close`."""
+        """A pool begins. Where another one has its label already, each would overwrite the other's gauges: so
+        it gets the first free one of ``pool-2``, ``pool-3`` and so on, until `close`."""
         numbered = (f"{self._pool}-{number}" for number in itertools.count(2))
         if self._pool in _open:
             self._pool = next(label for label in numbered if label not in _open)

@@ -210,7 +210,7 @@ async def test_nothing_is_sent_to_a_poster_that_is_away(bench: Bench) -> None:
 
 async def test_replies_that_their_node_took_along_fail_no_request(bench: Bench) -> None:
     """Large replies lie in the object store of the poster's node. When that goes, many are lost at once,
-    before Ray calls the poster dead; they brought the outcomes of any requests, and each may be sent again."""
+    before Ray calls the poster dead; they brought outcomes of any requests, and each may be sent again."""
     tasks = []
     for number in range(FAILURES + 2):
         tasks.append(bench.run(number))
