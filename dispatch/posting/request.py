@@ -294,7 +294,9 @@ def check_count(value: Any, name: str, code: str = "REQUEST.INVALID") -> int:
 
 
 def check_deadline(deadline: float) -> float:
-    """A deadline in seconds from now; it must be a positive, finite number."""
+    """A deadline in seconds from now; it must be a positive number below 10 million (116 days)."""
     if not isinstance(deadline, int | float) or isinstance(deadline, bool) or not 0 < deadline < 1e7:
-        raise CodedError("REQUEST.INVALID", f"deadline {deadline!r}: a number of seconds above 0, please")
+        raise CodedError(
+            "REQUEST.INVALID", f"deadline {deadline!r}: seconds above 0 and below 10 million, please"
+        )
     return float(deadline)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import re
+import ssl
 import time
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ ERROR_BODY_TIMEOUT: Final = 2.0
 KEPT_HEADERS: Final = ("content-type", "retry-after", "server", "x-request-id", HEADER)
 EVENT_STREAM: Final = "text/event-stream"
 
+_BROKEN: Final = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
 _LINE_END = re.compile("\r\n|\n|\r")  # of an event stream; str.splitlines() knows more, which JSON may hold
 
 
@@ -95,7 +97,7 @@ async def _exchange(client: Client, item: Item, budget: float, facts: dict[str, 
         if 200 <= status < 300:  # the head had come: the body was cut
             detail = f"the reply's body from {item.url} was cut short: {exc}"
             raise CodedError.from_exception(exc, "UPSTREAM.TRUNCATED", detail, facts) from exc
-        raise CodedError.from_exception(exc, classify(exc).code, data=facts) from exc
+        raise CodedError.from_exception(exc, _named(exc), data=facts) from exc
     if headers.get("content-type", "").startswith(EVENT_STREAM):
         data: Any = _events(body, facts)
     elif not body and _says_it_is_empty(response):  # as SGLang answers /abort_request
@@ -138,6 +140,17 @@ def _says_it_is_empty(response: httpx.Response) -> bool:
         or response.headers.get("content-length") == "0"
         or response.headers.get("transfer-encoding", "").rpartition(",")[2].strip().lower() == "chunked"
     )
+
+
+def _named(exc: Exception) -> str:
+    """The code of a client's exception. httpx knows no failure of TLS but calls it one to connect, which
+    would be tried again; a connection that only breaks in the handshake may be."""
+    code = str(classify(exc).code)
+    if code == "TRANSPORT.CONNECT" and any(
+        isinstance(one, ssl.SSLError) and not isinstance(one, _BROKEN) for one in walk(exc, context=True)
+    ):
+        return "TRANSPORT.TLS"
+    return code
 
 
 def _tame(exc: BaseException) -> None:

@@ -82,6 +82,29 @@ def ours(error: CodedError) -> list[Token]:
     return [found for text in texts for found in scan(text.replace(error.data["url"], ""))]
 
 
+async def test_a_handshake_that_fails_is_no_refused_connection(
+    client: Client, name: Name, witness: Witness
+) -> None:
+    """It fails the same way again: TLS spoken to a server that does not."""
+    item = Item("r", 1, witness.url("ok").replace("http://", "https://"), b"{}", {})
+    with pytest.raises(CodedError) as caught:
+        await transport.exchange(client, item, 20.0)
+    # The other two keep no cause that would tell it.
+    assert caught.value.code == ("TRANSPORT.TLS" if name == "aiohttp" else "TRANSPORT.CONNECT")
+
+
+async def test_a_connection_that_breaks_in_the_handshake_may_be_made_again(client: Client) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(CodedError) as caught:
+            await transport.exchange(client, Item("r", 1, f"https://127.0.0.1:{port}/", b"{}", {}), 20.0)
+    assert sent_again(caught.value), caught.value
+
+
 # ---- statuses
 
 
