@@ -45,7 +45,7 @@ FEW: Final = 16
 GATHER: Final = 0.001
 """Seconds in which requests gather for one call."""
 FAILURES: Final = 3
-"""Calls in a row that may fail before their requests fail with them."""
+"""How many times in a row calls may fail before their requests fail with them."""
 DEAD: Final = ("ACTOR.DIED", "NODE.PREEMPTED", "ACTOR.INIT_FAILED")
 """What Ray says of an actor that is gone for good."""
 LOST: Final = ("ACTOR", "CANCEL", "NODE", "OBJECT", "TIMEOUT")
@@ -297,7 +297,8 @@ class Batcher:
             self._died(error)
             return
         self._suspect()
-        self._failures += 1
+        if not self._paused:  # those that were under way together fail together
+            self._failures += 1
         away = fault.code in AWAY  # Ray's own patience with it ends one day; a bug's may not
         self._paused = True  # until a probe says that it answers
         if away or (fault.code.family in LOST and self._failures < FAILURES):

@@ -225,6 +225,25 @@ async def test_replies_that_their_node_took_along_fail_no_request(bench: Bench) 
     assert {error.code for error in errors if isinstance(error, CodedError)} == {"ACTOR.DIED"}
 
 
+async def test_calls_that_fail_together_have_failed_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those do that a poster which was stopped for long does not answer; no probe has said since that it
+    does."""
+    monkeypatch.setattr(batching, "CALL_TIMEOUT", 0.05)
+    tasks = []
+    for number in range(FAILURES + 2):
+        tasks.append(bench.run(number))
+        await turns()
+    await until(lambda: bench.suspected == FAILURES + 2)
+    assert not any(task.done() for task in tasks)
+    bench.batcher.resume()
+    await turns()
+    assert bench.wire.attempts()[-1] == [number for number, _ in enumerate(tasks)]
+    bench.wire.answer(bench.wire.calls[-1], *((number, ANSWER) for number, _ in enumerate(tasks)))
+    assert await asyncio.gather(*tasks) == [ANSWER] * len(tasks)
+
+
 async def test_calls_that_fail_again_and_again_fail_their_requests(bench: Bench) -> None:
     task = bench.run(1)
     for number in range(FAILURES):
