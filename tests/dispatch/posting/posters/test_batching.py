@@ -239,7 +239,7 @@ async def test_calls_that_fail_together_have_failed_once(
     assert not any(task.done() for task in tasks)
     bench.batcher.resume()
     await turns()
-    assert bench.wire.attempts()[-1] == [number for number, _ in enumerate(tasks)]
+    assert sorted(bench.wire.attempts()[-1]) == [number for number, _ in enumerate(tasks)]
     bench.wire.answer(bench.wire.calls[-1], *((number, ANSWER) for number, _ in enumerate(tasks)))
     assert await asyncio.gather(*tasks) == [ANSWER] * len(tasks)
 
