@@ -11,7 +11,7 @@ from typing import Any, Final
 from protocol import Code, CodedError, Events
 from protocol.events import Level
 
-REPEATED: Final = frozenset({"post.retried", "post.failed", "post.handed_back"})
+REPEATED: Final = frozenset({"post.retried", "post.hedged", "post.failed", "post.handed_back"})
 """The events that a pool may write once a POST. All others tell of a change, and always pass."""
 MAX_KINDS: Final = 512
 """Most pairs of an event and a code that are told apart; all further ones, which only servers could make

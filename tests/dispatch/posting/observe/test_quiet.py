@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dispatch.posting.observe.quiet import MAX_KINDS, REPEATED, Quiet
 from protocol import CodedError, Events
 from protocol.events import KEYS
 from tests.support.events import EventFile
+from tests.support.witness import ROOT
 
 
 class Told(Events):
@@ -48,6 +50,11 @@ def told() -> Told:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+def test_what_may_be_written_once_a_post_is_limited() -> None:
+    written = (ROOT / "dispatch/posting/attempts.py").read_text()
+    assert set(re.findall(r'"(post\.\w+)"', written)) == REPEATED
 
 
 def test_a_burst_passes_and_the_rest_is_counted(told: Told, clock: Clock) -> None:
