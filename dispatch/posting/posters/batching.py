@@ -304,9 +304,12 @@ class Batcher:
         if away or (fault.code.family in LOST and self._failures < FAILURES):
             self._send_again(call)
             return
+        code: str = fault.code
+        if call.awaited is not None and fault.outcome.value == "not_run":
+            code = "ACTOR.UNAVAILABLE"  # true of what failed (no room for the reply), and not of its requests
         for flight in call.flights:
             if flight.item.attempt in self._flights:
-                self._finish(flight, CodedError.from_exception(exc, fault.code, data=_about(flight)))
+                self._finish(flight, CodedError.from_exception(exc, code, data=_about(flight)))
                 self._abandon(flight)
 
     def _send_again(self, call: _Call) -> None:

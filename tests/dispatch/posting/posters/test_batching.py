@@ -8,12 +8,19 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectReconstructionFailedError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ObjectReconstructionFailedError,
+    ObjectStoreFullError,
+)
 
+import faults
 from dispatch.posting.posters import batching
 from dispatch.posting.posters.batching import FAILURES, FEW, MAX_CALLS, PARTS, Batcher, Unsent
 from dispatch.posting.posters.wire import Message, Outcome, pack_reply, unpack
 from dispatch.posting.request import Answer, Item
+from faults import classify
 from protocol import CodedError
 from tests.support.wait import until
 
@@ -253,6 +260,21 @@ async def test_calls_that_fail_again_and_again_fail_their_requests(bench: Bench)
         bench.batcher.resume()
     with pytest.raises(CodedError, match=r"CANCEL\.CALLER"):
         await task
+    bench.wire.stopped.set()
+    await until(lambda: bench.released == 1)
+
+
+async def test_a_call_that_was_made_is_no_word_that_its_requests_did_not_run(bench: Bench) -> None:
+    """A reply for which there is no room in the object store fails its call as something that did not run."""
+    task = bench.run(1)
+    for number in range(FAILURES):
+        await until(lambda number=number: len(bench.wire.calls) == number + 1)
+        bench.wire.calls[number].set_exception(ObjectStoreFullError("no room for the reply"))
+        await turns()
+        bench.batcher.resume()
+    with pytest.raises(CodedError, match="no room for the reply") as caught:
+        await task
+    assert classify(caught.value).outcome is not faults.Outcome.NOT_RUN
     bench.wire.stopped.set()
     await until(lambda: bench.released == 1)
 
