@@ -125,6 +125,13 @@ async def status(ledger: Ledger, request: web.Request, body: bytes) -> web.Strea
     return web.Response(status=code, text=text, headers=headers)
 
 
+async def repeats(ledger: Ledger, request: web.Request, body: bytes) -> web.StreamResponse:
+    """Refuses with what it refuses in the reason, as FastAPI does: ``status`` 422, or any other."""
+    reason = {"type": "missing", "msg": "Field required", "input": json.loads(body)}
+    told = {"detail": [reason], "message": str([reason])}
+    return web.json_response(told, status=int(_number(request, "status", 422)))
+
+
 async def retry_after(ledger: Ledger, request: web.Request, body: bytes) -> web.StreamResponse:
     """429 or 503 with Retry-After as seconds, as a date, or as nonsense; succeeds at the second arrival."""
     if ledger.arrived[request.headers.get("X-Request-Id", "")] > 1:
@@ -255,8 +262,8 @@ async def sse(ledger: Ledger, request: web.Request, body: bytes) -> web.StreamRe
 BEHAVIOURS: dict[str, Behaviour] = {
     f.__name__: f
     for f in (
-        ok, echo, status, retry_after, flaky, html, raw, cut, close, garbage, bad_gzip, hang, slow, big,
-        early, sse, limited, stuck,
+        ok, echo, status, repeats, retry_after, flaky, html, raw, cut, close, garbage, bad_gzip, hang, slow,
+        big, early, sse, limited, stuck,
     )
 }  # fmt: skip
 

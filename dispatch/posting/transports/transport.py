@@ -19,6 +19,7 @@ import msgspec
 
 from dispatch.posting.request import Answer, Item
 from dispatch.posting.transports.client import Client
+from dispatch.posting.transports.echo import without_echo
 from faults import classify, classify_status
 from protocol import CodedError, defuse
 from protocol.carriers.http_reply import HEADER, error_from_reply
@@ -87,7 +88,7 @@ async def _exchange(client: Client, item: Item, budget: float, facts: dict[str, 
             status = facts["status"] = response.status_code
             headers = {k: v for k in KEPT_HEADERS if (v := response.headers.get(k)) is not None}
             if not 200 <= status < 300:
-                raise _refused(response, headers, await _start_of(response), facts)
+                raise _refused(response, headers, await _start_of(response), item.body, facts)
             body = await _whole(response, facts)
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as exc:
         _tame(exc)
@@ -99,11 +100,11 @@ async def _exchange(client: Client, item: Item, budget: float, facts: dict[str, 
             raise CodedError.from_exception(exc, "UPSTREAM.TRUNCATED", detail, facts) from exc
         raise CodedError.from_exception(exc, _named(exc), data=facts) from exc
     if headers.get("content-type", "").startswith(EVENT_STREAM):
-        data: Any = _events(body, facts)
+        data: Any = _events(body, item.body, facts)
     elif not body and _says_it_is_empty(response):  # as SGLang answers /abort_request
         data = None
     else:
-        data = _json(body, headers.get("content-type", ""), status, facts)
+        data = _json(body, item.body, headers.get("content-type", ""), status, facts)
     return Answer(status, headers, data, time.monotonic() - began)
 
 
@@ -164,14 +165,15 @@ def _tame(exc: BaseException) -> None:
 
 
 def _refused(
-    response: httpx.Response, headers: dict[str, str], body: bytes, facts: dict[str, Any]
+    response: httpx.Response, headers: dict[str, str], body: bytes, sent: bytes, facts: dict[str, Any]
 ) -> CodedError:
-    status, start = response.status_code, excerpt(body)
+    text = without_echo(body.decode("utf-8", "replace"), sent)
+    status, start = response.status_code, excerpt(text)
     fault = classify_status(status, headers, start)
     if fault is None:  # 1xx never ends an exchange
         return CodedError("TRANSPORT.PROTOCOL", f"HTTP status {status} ended the exchange", facts)
     data = {**facts, "status": status, "body": start, "retry_after": fault.retry_after}
-    detail = f"HTTP {status} from {response.request.url}: {excerpt(body, 600)}"
+    detail = f"HTTP {status} from {response.request.url}: {excerpt(text, 600)}"
     if status < 500:  # what describes the request is the status's to say
         return CodedError(fault.code, detail, data)
     # Header and document alone: what else stands in the body may be a model's.
@@ -179,7 +181,7 @@ def _refused(
     return CodedError(said.code, detail, {**said.data, **data}, id=said.id)
 
 
-def _json(body: bytes, content_type: str, status: int, facts: dict[str, Any]) -> Any:
+def _json(body: bytes, sent: bytes, content_type: str, status: int, facts: dict[str, Any]) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -187,15 +189,16 @@ def _json(body: bytes, content_type: str, status: int, facts: dict[str, Any]) ->
     try:
         return json.loads(body)  # engines write NaN, which is not JSON but is meant
     except (ValueError, RecursionError) as exc:
+        start = without_echo(body[:MAX_ERROR_BODY].decode("utf-8", "replace"), sent)
         raise CodedError(
             "UPSTREAM.BAD_BODY",
             f"HTTP {status} from {facts['url']}, but the body is not JSON "
-            f"({defuse(content_type) or 'no content type'}): {excerpt(body, 200)}",
+            f"({defuse(content_type) or 'no content type'}): {excerpt(start, 200)}",
             facts,
         ) from exc
 
 
-def _events(body: bytes, facts: dict[str, Any]) -> list[Any]:
+def _events(body: bytes, sent: bytes, facts: dict[str, Any]) -> list[Any]:
     """The events of a stream. It counts only with its end: ``data: [DONE]``, as SGLang, vLLM and the
     OpenAI API send it; and an error event makes the whole of it a failure."""
     events: list[Any] = []
@@ -206,9 +209,10 @@ def _events(body: bytes, facts: dict[str, Any]) -> list[Any]:
         value = value.strip()
         if value == "[DONE]":
             return events
-        event = _json(value.encode(), EVENT_STREAM, 200, facts)
+        event = _json(value.encode(), sent, EVENT_STREAM, 200, facts)
         if isinstance(event, dict) and event.get("error") is not None:
-            said = excerpt(json.dumps(event["error"], default=str), 600)
+            said = json.dumps(event["error"], default=str)[:MAX_ERROR_BODY]
+            said = excerpt(without_echo(said, sent), 600)
             raise CodedError(
                 "UPSTREAM.STREAM_ERROR", f"error event in the stream from {facts['url']}: {said}", facts
             )

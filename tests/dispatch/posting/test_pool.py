@@ -602,7 +602,7 @@ async def test_no_payload_and_no_header_gets_into_the_events(
     make_pool: MakePool, witness: Witness, events: EventFile
 ) -> None:
     async with make_pool(max_attempts=2, backoff=Backoff(0.01, 0.02)) as pool:
-        for how in ("status", "close", "html", "ok"):
+        for how in ("status", "close", "html", "repeats", "repeats?status=500", "ok"):
             with pytest.raises(CodedError) if how != "ok" else nullcontext():
                 await pool.post(
                     witness.url(how),
@@ -613,3 +613,4 @@ async def test_no_payload_and_no_header_gets_into_the_events(
     assert len(events.all()) >= 7  # each of which has the fixed keys
     assert "PROMPT-TEXT" not in text
     assert "HEADER-TEXT" not in text
+    assert "Field required" in text, "why a server refuses does"
