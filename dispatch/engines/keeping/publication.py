@@ -33,6 +33,7 @@ class Publication:
         """By URL: whether it is to be shown. Those to be hidden are kept until the router knows."""
         self._telling: dict[str, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
+        self._look_now: asyncio.Task[None] | None = None  # the one under way, or the last
 
     def show(self, url: str) -> None:
         """The engine at ``url`` may be used."""
@@ -53,7 +54,8 @@ class Publication:
 
     async def close(self) -> None:
         """Stop telling. What is still shown then was not hidden by its keeper."""
-        tasks = [*self._telling.values(), *([self._looking] if self._looking is not None else [])]
+        all_tasks = (*self._telling.values(), self._looking, self._look_now)
+        tasks = [task for task in all_tasks if task is not None]
         self._looking = None
         for task in tasks:
             task.cancel()
@@ -62,18 +64,18 @@ class Publication:
     def _tell(self, url: str, *, shown: bool) -> asyncio.Task[None]:
         assert self._router is not None
         self._shown[url] = shown
-        before = self._telling.get(url)
-        if before is not None:
-            before.cancel()  # what it was telling is no longer so
+        before = [task for task in (self._telling.get(url), self._look_now) if task is not None]
+        for task in before:
+            task.cancel()  # what it was telling is no longer so
         task = self._telling[url] = asyncio.create_task(self._until_told(self._router, url, shown, before))
         task.add_done_callback(lambda task: self._told(url, task))
         return task
 
     async def _until_told(
-        self, router: Router, url: str, shown: bool, before: asyncio.Task[None] | None
+        self, router: Router, url: str, shown: bool, before: list[asyncio.Task[None]]
     ) -> None:
-        if before is not None:  # two words on one engine must not overtake each other
-            await asyncio.gather(before, return_exceptions=True)
+        # Two words on one engine must not overtake each other.
+        await asyncio.gather(*before, return_exceptions=True)
         pause = AGAIN[0]
         while True:
             try:
@@ -96,5 +98,10 @@ class Publication:
             await asyncio.sleep(LOOK)
             if self._telling:
                 continue  # it is being told; a look in between would tell of what is no longer so
-            with contextlib.suppress(CodedError):  # an engine that is to be told of says what is wrong
-                await self._router.reconcile([url for url, shown in self._shown.items() if shown])
+            shown = [url for url, shown in self._shown.items() if shown]
+            self._look_now = asyncio.create_task(self._reconcile(self._router, shown))
+            await asyncio.wait({self._look_now})
+
+    async def _reconcile(self, router: Router, shown: list[str]) -> None:
+        with contextlib.suppress(CodedError):  # an engine that is to be told of says what is wrong
+            await router.reconcile(shown)

@@ -106,6 +106,36 @@ async def test_a_router_that_was_restarted_is_told_anew(events: EventFile) -> No
         await told.close()
 
 
+class Slow(Recorder):
+    """A router that takes its time between what `reconcile` wants and what comes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def reconcile(self, wanted: Iterable[str]) -> None:
+        urls = set(wanted)
+        self.looked.set()
+        await self.goes_on.wait()
+        self.shown |= urls
+
+
+async def test_hidden_while_the_router_is_looked_at(events: EventFile) -> None:
+    """The look knows of the engine as one to be shown, and would add it after its removal."""
+    router = Slow()
+    with Events.to_file(events.path, run="test", role="fleet") as sink:
+        told = Publication(router, sink)
+        told.show(A)
+        await router.looked.wait()
+        await told.hide(A)
+        router.goes_on.set()
+        router.looked.clear()
+        await router.looked.wait()  # the look that comes after it
+        assert router.shown == set()
+        await told.close()
+
+
 async def test_a_dead_router_does_not_keep_an_engine_alive(
     events: EventFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
