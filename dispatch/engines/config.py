@@ -147,6 +147,12 @@ def parse_engines(text: str, path: Path) -> EnginesFile:
                 f"another engine is called {min(taken)!r}",
                 "names tell engines apart: choose another",
             )
+        if specs and own[0] == "engine/0":
+            raise _invalid(
+                f"{path}: engine[{number}].name",
+                "engine/0 and so on are the keys of other engines",
+                "names tell engines apart: choose another",
+            )
         specs += [spec] * len(own)
         names += own
     if len(specs) > MAX_ENGINES:

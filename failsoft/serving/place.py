@@ -12,6 +12,7 @@ file that is removed can be locked twice.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -60,42 +61,56 @@ def answers(path: Path) -> bool:
 def claimed(name: str) -> Iterator[Path]:
     """Hold the name of a fleet; the path for its socket, where nothing is now.
 
-    Raises CodedError CONFIG.INVALID when another process holds it, the directory is not ours alone, or
-    the path is too long for a socket."""
+    Raises CodedError CONFIG.INVALID when another process holds it, the directory is not ours alone or
+    cannot be written, or the path is too long for a socket."""
     folder = _candidates()[0]
-    try:
+    with _written(folder), contextlib.suppress(FileExistsError):  # what is there is looked at below
         folder.mkdir(mode=0o700)
-    except FileExistsError:
-        pass  # looked at below
-    except OSError as exc:
-        raise CodedError("CONFIG.INVALID", f"{folder}: cannot be made: {exc.strerror}; set TMPDIR") from exc
     _check(folder)
-    path = folder / f"{name}.sock"
+    path, held = folder / f"{name}.sock", folder / f"{name}.lock"
     if len(os.fsencode(path)) > _LONGEST:
         raise CodedError(
             "CONFIG.INVALID",
             f"{path}: longer than the {_LONGEST} bytes of a socket's path; set a shorter TMPDIR or name",
         )
-    lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with _written(held):
+        lock = os.open(held, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            holder = os.read(lock, 32).decode("ascii", "replace").strip()
-            raise CodedError(
-                "CONFIG.INVALID",
-                f"fleet {name!r} runs already, as pid {holder}: stop it with `failsoft engines down {name}`, "
-                f"or give this one another name in its file's [fleet] table",
-            ) from exc
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
-        path.unlink(missing_ok=True)  # of a fleet that was killed: who holds the lock lives, and we do
+        with _written(held):
+            _hold(lock, name)
+        with _written(path):
+            path.unlink(missing_ok=True)  # of a fleet that was killed: who holds the lock lives, and we do
         try:
             yield path
         finally:
             path.unlink(missing_ok=True)
     finally:
         os.close(lock)
+
+
+def _hold(lock: int, name: str) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        holder = os.read(lock, 32).decode("ascii", "replace").strip()
+        raise CodedError(
+            "CONFIG.INVALID",
+            f"fleet {name!r} runs already, as pid {holder}: stop it with `failsoft engines down {name}`, "
+            f"or give this one another name in its file's [fleet] table",
+        ) from exc
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """What the file system refuses to do with ``path``, as one line: a full disk, a read-only one."""
+    try:
+        yield
+    except OSError as exc:
+        raise CodedError(
+            "CONFIG.INVALID", f"{path}: {exc.strerror}; set XDG_RUNTIME_DIR to another directory of your own"
+        ) from exc
 
 
 def _candidates() -> list[Path]:

@@ -24,6 +24,7 @@ from failsoft.serving.asking import Asking, NobodyRuns, find
 from failsoft.serving.control import DownOrder, Engine, EngineOrder, FleetStatus, listening
 from failsoft.serving.place import claimed, socket_of, sockets
 from protocol import CodedError
+from tests.support.full_disk import file_size_limit
 from tests.support.wait import until
 
 
@@ -133,6 +134,28 @@ def test_a_path_that_is_too_long(runtime: Path, monkeypatch: pytest.MonkeyPatch)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     assert "longer than the 107 bytes of a socket's path" in refused("n" * 20)
+
+
+@pytest.mark.parametrize("name", ["demo.lock", "demo.sock"])
+def test_a_place_that_cannot_be_written(runtime: Path, name: str) -> None:
+    """One line for whatever the file system says, and nothing held: the next one has the name."""
+    (runtime / "failsoft" / name).mkdir(parents=True)
+    (runtime / "failsoft").chmod(0o700)
+    assert f"failsoft/{name}: Is a directory; set XDG_RUNTIME_DIR to" in refused()
+    (runtime / "failsoft" / name).rmdir()
+    with claimed("demo"):
+        pass
+
+
+def test_a_place_on_a_full_disk(runtime: Path) -> None:
+    """EFBIG stands for ENOSPC."""
+    with file_size_limit(0):
+        assert "failsoft/demo.lock: File too large; set XDG_RUNTIME_DIR to" in refused()
+
+
+def test_what_fails_while_a_name_is_held_is_not_the_places_fault() -> None:
+    with pytest.raises(FileNotFoundError), claimed("demo"):
+        raise FileNotFoundError
 
 
 # ---- control and asking

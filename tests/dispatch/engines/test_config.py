@@ -132,6 +132,10 @@ def test_paths_start_from_the_files_folder() -> None:
         ),
         (ENGINE + "name = 3\n", "engines.toml: engine[0].name: 3 is not a name; "),
         (ENGINE + ENGINE, "engines.toml: engine[1].name: another engine is called 'engine'; "),
+        (
+            ENGINE + "name = 'a'\n" + ENGINE + "count = 2\n",
+            "engines.toml: engine[1].name: engine/0 and so on are the keys of other engines; ",
+        ),
         ("[[engine]]\nname = 'a'\n", "engines.toml: engine[0].command: is missing; write argv"),
         (
             "[[engine]]\ncommand = 'serve {port}'\n",
