@@ -44,6 +44,17 @@ def shown(path: Path) -> str:
     return name if name.isprintable() else ascii(name)
 
 
+def temporary_folder() -> str:
+    """Where temporary files go, chosen as tempfile.gettempdir does, but without a file that is written on
+    trial: with a full disk that one is another folder, or none at all, and whoever looks for what is there,
+    or wants to end what fills the disk, has to find it."""
+    named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    for folder in (*filter(None, named), "/tmp", "/var/tmp"):  # noqa: S108 - as tempfile, see above
+        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return os.path.abspath(folder)
+    return "/tmp"  # noqa: S108 - nothing can be written anywhere: what comes next says so
+
+
 def sync_folder(folder: Path) -> None:
     """Make what was renamed or made in ``folder`` last, as far as its file system can (fsync(2))."""
     with contextlib.suppress(OSError):  # not every file system can; the content is synced by itself

@@ -17,12 +17,12 @@ import fcntl
 import os
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from dispatch.files import temporary_folder
 from protocol import CodedError
 
 _LONGEST: Final = 107
@@ -116,7 +116,7 @@ def _written(path: Path) -> Iterator[None]:
 def _candidates() -> list[Path]:
     """The directories that may be, the preferred one first. A shell and a service of the same user
     differ in XDG_RUNTIME_DIR, so who asks looks into both."""
-    places = [Path(tempfile.gettempdir()) / f"failsoft-{os.geteuid()}"]
+    places = [Path(temporary_folder()) / f"failsoft-{os.geteuid()}"]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime) and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():
         places.insert(0, Path(runtime) / "failsoft")

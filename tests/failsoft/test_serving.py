@@ -33,7 +33,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Short: a socket's path is at most 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="fs"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
     (folder / "tmp").mkdir()
     yield folder
     shutil.rmtree(folder)
@@ -151,6 +151,17 @@ def test_a_place_on_a_full_disk(runtime: Path) -> None:
     """EFBIG stands for ENOSPC."""
     with file_size_limit(0):
         assert "failsoft/demo.lock: File too large; set XDG_RUNTIME_DIR to" in refused()
+
+
+def test_a_full_disk_hides_no_fleet(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fills it may be the very fleet that is to be stopped."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", None)  # as in a process that has not asked yet
+    with claimed("demo") as path:
+        path.touch()
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        with file_size_limit(0):
+            assert find("demo") == path
 
 
 def test_what_fails_while_a_name_is_held_is_not_the_places_fault() -> None:

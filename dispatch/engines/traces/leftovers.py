@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import os
 import stat
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -23,6 +22,7 @@ import msgspec
 import psutil
 
 from dispatch.engines.traces import private, shm
+from dispatch.files import temporary_folder
 from dispatch.processes import is_alive, same_process
 
 MARKER: Final = "FAILSOFT_ENGINE"
@@ -100,7 +100,7 @@ def orphans(directory: str | None = None) -> Orphans:
     in a thread."""
     # First who is guarded, then the guards: the guard of what was seen lived before it.
     marked = _marked()
-    folder = directory or tempfile.gettempdir()
+    folder = directory or temporary_folder()
     owned = _private_directories(folder)
     guarded = _guarded()
     found = [one for one in marked if one.marker not in guarded and _is_alone(one)]

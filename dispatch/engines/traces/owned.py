@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,6 +22,7 @@ import psutil
 from dispatch.engines.traces import gpu, private, shm
 from dispatch.engines.traces.aside import in_thread
 from dispatch.engines.traces.leftovers import unix_time
+from dispatch.files import temporary_folder
 from protocol import CodedError
 from protocol.carriers import error_file
 from protocol.carriers.child import ERROR_FILE
@@ -53,7 +53,7 @@ class Traces:
         self.tmp = ""
         """The private temporary directory; "" when there is none."""
         if private_tmp and "TMPDIR" not in env:
-            self.tmp = os.path.join(tempfile.gettempdir(), private.PREFIX + marker)
+            self.tmp = os.path.join(temporary_folder(), private.PREFIX + marker)
         self.ports: set[int] = set()
         """Those that were reserved for it."""
         self.gpu: gpu.Check | None = None

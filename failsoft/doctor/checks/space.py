@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import psutil
 
+from dispatch.files import temporary_folder
 from failsoft.doctor.finding import Examined, Finding, Severity
 
 NAME: Final = "space"
@@ -32,7 +32,7 @@ NEARLY: Final = 0.9
 
 def check(examined: Examined) -> list[Finding]:
     """What is too small or too full."""
-    folders = {Path(tempfile.gettempdir()), Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")}  # noqa: S108 - Ray's own default
+    folders = {Path(temporary_folder()), Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")}  # noqa: S108 - Ray's own default
     if examined.file is not None:
         folders |= {Path(spec.log_dir) for spec in examined.file.specs if spec.log_dir is not None}
     found = _shm(SHM)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from dispatch.engines.child import guard
 from dispatch.engines.child.process import EngineProcess
 from dispatch.engines.traces import leftovers, private
 from dispatch.engines.traces.leftovers import Orphans, end_orphans, orphans, sweep
+from dispatch.engines.traces.owned import Traces
 from dispatch.processes import is_alive
 from tests.dispatch.engines.processes import SEGMENT, SLEEP, TREE, Tag
+from tests.support.full_disk import file_size_limit
 from tests.support.wait import until, until_sync
 
 OWNER = """
@@ -148,6 +151,17 @@ def test_directories_without_anybody(tmp_path: Path) -> None:
     assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["b", "c", "d", "r"]
     os.close(lock)
     assert orphans(folder).directories == (str(locked),)
+
+
+def test_a_full_disk_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps no engine from its start. EFBIG stands for ENOSPC."""
+    left = tmp_path / ("failsoft-engine-" + "a" * 16)
+    left.mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # as in a process that has not asked yet
+    with file_size_limit(0):
+        assert orphans().directories == (str(left),)
+        assert Path(Traces("b" * 16, {}, private_tmp=True).tmp).parent == tmp_path
 
 
 def test_what_cannot_be_removed_is_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

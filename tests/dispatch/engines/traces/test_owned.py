@@ -83,7 +83,7 @@ async def test_ray_is_looked_for_where_it_was(tag: Tag) -> None:
 async def test_a_directory_that_cannot_be_made(
     tag: Tag, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/proc")
+    monkeypatch.setattr(owned, "temporary_folder", lambda: "/proc")
     engine = await EngineProcess.spawn(python("import os; print(os.environ.get('TMPDIR'))"), env=tag.env)
     report = await engine.wait(10)
     assert report.status == 0
