@@ -29,9 +29,12 @@ def ray_at(address: str | None) -> Iterator[None]:
             ray.init(address=address, **quiet)
         else:
             ray.init(address="local", include_dashboard=False, **quiet)  # whatever RAY_ADDRESS says
-    except (ConnectionError, ValueError, RuntimeError) as exc:
-        where = f"at {address}" if address else "locally"
-        raise CodedError("CONFIG.INVALID", f"Ray does not start {where}: {exc}") from exc
+    except (OSError, ValueError, RuntimeError) as exc:
+        text = f"Ray does not start {f'at {address}' if address else 'locally'}: {exc}"
+        if isinstance(exc, OSError) and not isinstance(exc, ConnectionError):
+            # Its own folder: a full or read-only disk, or a path too long for the sockets in it.
+            text += "; set RAY_TMPDIR to another, short one"
+        raise CodedError("CONFIG.INVALID", text) from exc
     try:
         yield
     finally:

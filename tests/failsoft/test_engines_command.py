@@ -206,6 +206,22 @@ def test_a_file_that_cannot_work(tmp_path: Path, runtime: Path, text: str, said:
         service.gone(15)
 
 
+def test_a_temporary_directory_that_ray_refuses(tmp_path: Path, runtime: Path) -> None:
+    """Its sockets' paths would be too long (OSError, before anything is started)."""
+    deep = runtime / ("x" * 60)
+    deep.mkdir()
+    file = tmp_path / "demo.toml"
+    file.write_text(ENGINE.format(name="a", count=1))
+    with Command(
+        tmp_path, "engines", "up", file, XDG_RUNTIME_DIR=str(runtime), RAY_TMPDIR=str(deep)
+    ) as service:
+        assert service.wait(100) == 2
+        assert "Ray does not start locally: " in service.stderr
+        assert "RAY_TMPDIR" in service.stderr
+        assert service.stderr.count("\n") == 1
+        service.gone(15)
+
+
 def test_arguments_that_are_wrong(runtime: Path, tmp_path: Path) -> None:
     assert ask(runtime, "up", tmp_path / "no.toml")[::2] == (
         2,
