@@ -143,16 +143,21 @@ class EngineFleet:
         Returns when nothing of it is left, after at most ``timeout`` seconds (None: the spec's deadlines
         added up).
 
-        Raises CodedError POOL.MISUSE for a key that is not there, ENGINE.STOP_FAILED, and TIMEOUT.DEADLINE
-        when it is not down by then; it goes on ending all the same."""
+        Raises CodedError POOL.MISUSE for a key that is not there, ENGINE.STOP_FAILED, CANCEL.CALLER when it
+        was told to `restart` meanwhile, and TIMEOUT.DEADLINE when it is not down by then; it goes on ending
+        all the same."""
         keeper = self._keeper(key)
         spec = keeper.spec
         if timeout is None:
             timeout = HIDE + spec.drain_timeout + longest_stop(spec)
-        keeper.tell(lifecycle.Drain())
-        await self._until(
-            keeper, lambda: keeper.life.state == "dead" and not keeper.life.wanted, timeout, "down"
-        )
+        order = keeper.tell(lifecycle.Drain())
+
+        def down() -> bool:
+            if keeper.taken >= order and keeper.life.wanted:
+                raise CodedError("CANCEL.CALLER", f"{key} is to serve again, by another order")
+            return keeper.life.state == "dead" and not keeper.life.wanted
+
+        await self._until(keeper, down, timeout, "down")
         if keeper.given_up is not None and keeper.given_up.code == "ENGINE.STOP_FAILED":
             raise keeper.given_up
 
@@ -160,17 +165,19 @@ class EngineFleet:
         """Give one engine a new life, draining the one it has; also one that was drained or given up.
         Returns when it is ready again.
 
-        Raises CodedError POOL.MISUSE for a key that is not there, why it was given up if it is again, and
-        TIMEOUT.DEADLINE after ``timeout`` seconds (None: the spec's deadlines added up)."""
+        Raises CodedError POOL.MISUSE for a key that is not there, why it was given up if it is again,
+        CANCEL.CALLER when it was told to `drain` meanwhile, and TIMEOUT.DEADLINE after ``timeout`` seconds (None: the spec's deadlines added up)."""
         keeper = self._keeper(key)
         spec, before, known = keeper.spec, keeper.life.starts, keeper.given_up
         if timeout is None:
             timeout = HIDE + spec.drain_timeout + longest_stop(spec) + 2 * spec.start_timeout
-        keeper.tell(lifecycle.Restart())
+        order = keeper.tell(lifecycle.Restart())
 
         def settled() -> bool:
             if keeper.given_up is not None:  # for another reason than the one that it may have had
                 return keeper.given_up is not known
+            if keeper.taken >= order and keeper.life.state == "dead" and not keeper.life.wanted:
+                raise CodedError("CANCEL.CALLER", f"{key} is to stay down, by another order")
             return keeper.life.starts > before and keeper.life.state == "ready"
 
         await self._until(keeper, settled, timeout, "ready again")

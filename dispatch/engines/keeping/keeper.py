@@ -81,6 +81,9 @@ class Keeper:
         self._policy = policy
         self._publication = publication
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._told = 0
+        self.taken = 0
+        """How many of the events that it was told have had their effect on `life`."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._place = Place(spec, key)
         self._actor: Any = None
@@ -102,9 +105,12 @@ class Keeper:
         """Why the engine is not started again by itself."""
         return self.life.verdict
 
-    def tell(self, what: Event) -> None:
-        """Something happened, or is asked for. The order of calls is kept."""
+    def tell(self, what: Event) -> int:
+        """Something happened, or is asked for. The order of calls is kept; the result is this one's number,
+        from when on `taken` counts it."""
         self._inbox.put_nowait(what)
+        self._told += 1
+        return self._told
 
     def complain(self) -> None:
         """A client had trouble with this engine: check it now, generation included."""
@@ -139,6 +145,7 @@ class Keeper:
     async def _take(self, happened: Event) -> None:
         before = self.life
         self._record.life, actions = step(before, happened, time.monotonic(), self._policy)
+        self.taken += 1
         self._record.say(before, happened)
         for action in actions:
             await self._do[action](self)

@@ -69,3 +69,27 @@ async def test_a_restart_that_cannot_stop_the_last_life_says_so(events: EventFil
         await asyncio.sleep(0)
         await fleet.happens(event.Proven())
         assert (await restarting).state == "ready"
+
+
+async def test_an_order_that_another_one_undoes_says_so(events: EventFile) -> None:
+    """From two shells: whoever waits for what will not come is told, not kept until the time is over."""
+    with Events.to_file(events.path, run="test", role="fleet") as sink:
+        fleet = Idle(sink)
+        await fleet.happens(*SERVING)
+        restarting = asyncio.create_task(fleet.restart("engine/0", 5.0))
+        await asyncio.sleep(0)  # it waits
+        draining = asyncio.create_task(fleet.drain("engine/0", 5.0))
+        await asyncio.sleep(0)
+        await fleet.happens(event.Drained(), event.Stopped())
+        await draining
+        with pytest.raises(CodedError, match=r"CANCEL\.CALLER.*engine/0 is to stay down, by another order"):
+            await restarting
+        await fleet.happens(event.Restart(), event.Proving(), event.Proven())
+        draining = asyncio.create_task(fleet.drain("engine/0", 5.0))
+        await asyncio.sleep(0)
+        restarting = asyncio.create_task(fleet.restart("engine/0", 5.0))
+        await asyncio.sleep(0)
+        await fleet.happens(event.Drained(), event.Stopped(), event.Begun(), event.Proving(), event.Proven())
+        with pytest.raises(CodedError, match=r"CANCEL\.CALLER.*engine/0 is to serve again, by another order"):
+            await draining
+        assert (await restarting).state == "ready"
