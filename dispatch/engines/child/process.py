@@ -9,6 +9,7 @@ A process is named by pid and start time, never by its pid alone: pids are used 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -38,6 +39,11 @@ _DRAIN: Final = 0.5
 """Seconds that the last output and the end of the tree are waited for, after the engine's exit."""
 _LOOK: Final = 10.0
 """Seconds between two looks at an engine's memory."""
+_TRANSIENT: Final = (
+    *(errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE),  # no process, memory or descriptor is to be had
+    *(errno.ENOSPC, errno.EDQUOT, errno.ETXTBSY),  # a full disk, a program that is being written
+)
+"""What keeps a program from being started now and may not do so in a moment (fork(2), execve(2))."""
 _GUARD: Final = str(Path(__file__).with_name("guard.py"))
 
 _log = logging.getLogger("failsoft")
@@ -106,7 +112,8 @@ class EngineProcess:
         engine's CUDA_VISIBLE_DEVICES.
 
         Raises CodedError ENGINE.SPAWN_FAILED when there is no such program, it is not executable,
-        ``cwd`` is not there, or the guard did not start. Cancelled, it leaves nothing."""
+        ``cwd`` is not there, or the guard did not start; ``transient`` in its data says whether that may pass
+        by itself. Cancelled, it leaves nothing."""
         made = cls(argv, Output(log_path, log_bytes, log_files), reserved)
         given = dict(env or {})
         made._traces = Traces(made.marker, given, private_tmp=private_tmp)
@@ -119,15 +126,17 @@ class EngineProcess:
                 await made._until(lambda: made._guard_gone.is_set() or made._said("engine", "spawn_error"))
             error = made._facts.get("spawn_error")
             if error is not None:
-                raise made._spawn_failed(f"{error['message']}: {error['path']}", errno=error["errno"])
+                text = f"{error['message']}: {error['path']}"
+                raise made._spawn_failed(text, **_errno(error["errno"]))
             if "engine" not in made._facts:
-                raise made._spawn_failed("the guard ended before it had started the engine")
+                raise made._spawn_failed("the guard ended before it had started the engine", transient=True)
         except TimeoutError as exc:
             await made._abandon()
-            raise made._spawn_failed(f"the guard did not start it within {timeout:g} s") from exc
+            text = f"the guard did not start it within {timeout:g} s"
+            raise made._spawn_failed(text, transient=True) from exc
         except OSError as exc:
             await made._abandon()
-            raise made._spawn_failed(f"cannot be started: {exc}", errno=exc.errno) from exc
+            raise made._spawn_failed(f"cannot be started: {exc}", **_errno(exc.errno)) from exc
         except BaseException:  # also a cancelled start leaves no process behind
             await made._abandon()
             raise
@@ -423,3 +432,7 @@ class EngineProcess:
 
     def _spawn_failed(self, text: str, **data: Any) -> CodedError:
         return CodedError("ENGINE.SPAWN_FAILED", f"{self.argv[0]}: {text}", {"argv": self.argv, **data})
+
+
+def _errno(number: int | None) -> dict[str, Any]:
+    return {"errno": number, "transient": number in _TRANSIENT}

@@ -269,7 +269,7 @@ def _verdict(short: tuple[CodedError, ...], policy: Policy) -> CodedError | None
     if not short:
         return None
     first, last = short[0], short[-1]
-    if catalogue.entry(last.code).advice == "give_up":
+    if catalogue.entry(last.code).advice == "give_up" and not last.data.get("transient"):
         return last  # it would fail the same way again
     if len(short) < policy.budget:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import ray
 
@@ -194,6 +196,21 @@ async def test_a_cause_that_stays_is_given_up_at_once(ray_local: None, events: E
             await fleet.wait_ready(30)
         assert caught.value.code == "ENGINE.SPAWN_FAILED"
         assert fleet.restarts == 0
+
+
+async def test_a_cause_that_passes_is_not(
+    ray_local: None, tag: Tag, events: EventFile, tmp_path: Path
+) -> None:
+    """The engine's program is being written meanwhile (ETXTBSY)."""
+    program = tmp_path / "env"
+    shutil.copy("/usr/bin/env", program)
+    spec = msgspec.structs.replace(spec_of(tag), command=(str(program), *spec_of(tag).command))
+    with program.open("ab") as writing:
+        async with fleet_of([spec], events, 0, restart_backoff=(0.1, 0.1), restart_budget=100) as fleet:
+            await until(lambda: fleet.restarts >= 1)
+            writing.close()
+            assert (await fleet.wait_ready(30))[0].state == "ready"
+    assert events.named("engine.died")[0]["code"] == "ENGINE.SPAWN_FAILED"
 
 
 async def test_nowhere_to_run(ray_local: None, events: EventFile) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -114,6 +115,16 @@ async def test_a_command_that_cannot_be_run(argv: tuple[str, ...], why: str) -> 
     assert caught.value.code == "ENGINE.SPAWN_FAILED"
     assert why in caught.value.detail
     assert caught.value.data["errno"] > 0
+    assert not caught.value.data["transient"]
+
+
+async def test_a_program_that_is_being_written(tmp_path: Path) -> None:
+    """ETXTBSY (execve(2)): a moment later it can be run, as with a lack of memory, processes or room."""
+    program = tmp_path / "sleep"
+    shutil.copy("/bin/sleep", program)
+    with program.open("ab"), pytest.raises(CodedError, match="Text file busy") as caught:
+        await EngineProcess.spawn((str(program), "1000"))
+    assert (caught.value.code, caught.value.data["transient"]) == ("ENGINE.SPAWN_FAILED", True)
 
 
 async def test_a_folder_that_is_not_there() -> None:
@@ -135,10 +146,11 @@ async def test_a_guard_that_does_not_start_in_time(monkeypatch: pytest.MonkeyPat
     )  # reads /dev/null and the arguments: ends, says nothing
     with pytest.raises(CodedError, match="guard ended before") as caught:
         await EngineProcess.spawn(SLEEP, env=tag.env)
-    assert caught.value.code == "ENGINE.SPAWN_FAILED"
+    assert (caught.value.code, caught.value.data["transient"]) == ("ENGINE.SPAWN_FAILED", True)
     monkeypatch.undo()
-    with pytest.raises(CodedError, match="did not start it within"):
+    with pytest.raises(CodedError, match="did not start it within") as caught:
         await EngineProcess.spawn(SLEEP, env=tag.env, timeout=0.0)
+    assert caught.value.data["transient"], "a machine that is too busy now is not so for ever"
     await until(lambda: tag.alive() == [], 5)
 
 

@@ -37,6 +37,7 @@ EXITED = CodedError("ENGINE.EXITED", "signal 9")
 SICK = CodedError("ENGINE.UNHEALTHY", "no answer")
 LEFT = CodedError("ENGINE.STOP_FAILED", "pid 7 is left")
 FOREVER = CodedError("ENGINE.SPAWN_FAILED", "no such program")
+PASSING = CodedError("ENGINE.SPAWN_FAILED", "no process is to be had", {"transient": True})
 
 
 def play(*events: Event | float, life: Life | None = None) -> tuple[Life, list[str]]:
@@ -117,6 +118,15 @@ def test_a_long_life_clears_the_count() -> None:
 def test_what_will_not_change_is_given_up_at_once() -> None:
     life, done = play(Begun(), StartFailed(FOREVER), Stopped())
     assert (life.verdict, done) == (FOREVER, ["start", "stop", "release"])
+
+
+def test_what_may_pass_is_tried_again_within_the_budget() -> None:
+    one: tuple[Event | float, ...] = (Begun(), StartFailed(PASSING), Stopped())
+    life, done = play(*one)
+    assert (life.verdict, done[-1]) == (None, "rest")
+    life, done = play(*one, *one, life=life)
+    assert life.verdict is not None
+    assert (life.verdict.code, done[-1]) == ("ENGINE.CRASH_LOOP", "release")
 
 
 def test_what_is_left_is_never_started_upon() -> None:
@@ -208,7 +218,8 @@ def test_every_state_can_be_closed_and_every_life_lost() -> None:
 
 EVENTS: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from([
-        Begun(), Proving(), Proven(), StartFailed(EXITED), StartFailed(FOREVER), Lost(EXITED), Drain(),
+        Begun(), Proving(), Proven(), StartFailed(EXITED), StartFailed(FOREVER), StartFailed(PASSING),
+        Lost(EXITED), Drain(),
         Drain(again=True), Drained(), Quarantine(SICK), Restart(), Stopped(), StopFailed(LEFT), Close(),
         Checked(0), Checked(1, SICK), Checked(2, SICK), Checked(3, SICK),
     ]),
