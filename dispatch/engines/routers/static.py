@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,8 +20,8 @@ class StaticRouter:
     where to send its requests. A file that is there already is of an earlier run and is emptied: its
     engines ended with that run. ``timeout`` is seconds for one call.
 
-    Raises CodedError: CONFIG.INVALID when ``path`` has no folder, NODE.DISK_FULL and NODE.IO when it
-    cannot be written."""
+    Raises CodedError: CONFIG.INVALID when ``path`` has no folder or is one, NODE.DISK_FULL and NODE.IO when
+    it cannot be written."""
 
     def __init__(self, path: str | Path | None = None, *, timeout: float = 10.0) -> None:
         self._path = None if path is None else Path(path)
@@ -28,10 +29,12 @@ class StaticRouter:
         self._urls: tuple[str, ...] = ()
         self._writing = asyncio.Lock()
         if self._path is not None:
-            if not self._path.parent.is_dir():
+            if not os.path.isdir(self._path.parent):
                 raise CodedError(
                     "CONFIG.INVALID", f"router: {self._path} cannot be written, make its folder first"
                 )
+            if os.path.isdir(self._path):
+                raise CodedError("CONFIG.INVALID", f"router: {self._path} is a folder, name a file in it")
             self._write(())
 
     async def add(self, url: str) -> None:

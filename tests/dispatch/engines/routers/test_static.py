@@ -60,3 +60,10 @@ async def test_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     await router.add("http://b:1")
     assert await router.urls() == ("http://b:1",)
     assert json.loads(path.read_text()) == {"urls": ["http://b:1"]}
+
+
+@pytest.mark.parametrize("name", ["", "/"])
+def test_a_folder_is_no_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CodedError, match="is a folder, name a file in it") as caught:
+        StaticRouter(tmp_path / name)
+    assert caught.value.code == "CONFIG.INVALID"
