@@ -166,7 +166,8 @@ class EngineFleet:
         Returns when it is ready again.
 
         Raises CodedError POOL.MISUSE for a key that is not there, why it was given up if it is again,
-        CANCEL.CALLER when it was told to `drain` meanwhile, and TIMEOUT.DEADLINE after ``timeout`` seconds (None: the spec's deadlines added up)."""
+        CANCEL.CALLER when it was told to `drain` meanwhile, and TIMEOUT.DEADLINE after ``timeout`` seconds
+        (None: the spec's deadlines added up)."""
         keeper = self._keeper(key)
         spec, before, known = keeper.spec, keeper.life.starts, keeper.given_up
         if timeout is None:

@@ -40,10 +40,11 @@ _DRAIN: Final = 0.5
 _LOOK: Final = 10.0
 """Seconds between two looks at an engine's memory."""
 _TRANSIENT: Final = (
-    *(errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE),  # no process, memory or descriptor is to be had
-    *(errno.ENOSPC, errno.EDQUOT, errno.ETXTBSY),  # a full disk, a program that is being written
+    *(errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+    *(errno.ENOSPC, errno.EDQUOT, errno.ETXTBSY),
 )
-"""What keeps a program from being started now and may not do so in a moment (fork(2), execve(2))."""
+"""What keeps a program from being started now and may not do so in a moment (fork(2), execve(2)): no process,
+memory or descriptor to be had, a full disk, a program that is being written."""
 _GUARD: Final = str(Path(__file__).with_name("guard.py"))
 
 _log = logging.getLogger("failsoft")
