@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
@@ -18,6 +18,8 @@ from dispatch.engines.spec import EngineSpec
 from protocol import Code, CodedError
 from protocol.foreign import excerpt
 
+MOST: Final = 16 << 20
+"""Bytes of a reply that are read: a router's list of some thousand engines is a few million."""
 _PROMPT = "One, two, three,"
 _GREEDY = dialect.Sampling(max_new_tokens=4, temperature=0.0)
 
@@ -31,6 +33,19 @@ def new_client() -> httpx.AsyncClient:
         limits=httpx.Limits(max_keepalive_connections=0),
         follow_redirects=False,
     )
+
+
+async def exchange(client: httpx.AsyncClient, method: str, url: str, **more: Any) -> httpx.Response:
+    """One request and its reply, of which `MOST` bytes are read: one without an end would take as much memory
+    as comes in within its timeout. Raises httpx.HTTPError."""
+    async with client.stream(method, url, **more) as reply:
+        body = bytearray()
+        async for chunk in reply.aiter_bytes():
+            body += chunk
+            if len(body) > MOST:
+                raise httpx.RemoteProtocolError(f"its reply is more than {MOST} bytes", request=reply.request)
+    headers = [(name, value) for name, value in reply.headers.items() if name != "content-encoding"]
+    return httpx.Response(reply.status_code, headers=headers, content=bytes(body), request=reply.request)
 
 
 async def health(client: httpx.AsyncClient, url: str, timeout: float) -> None:
@@ -113,7 +128,7 @@ async def _ask(
 ) -> httpx.Response:
     try:
         async with asyncio.timeout(timeout):  # httpx's own limits are for each read, not for the whole
-            reply = await client.request(method, url, json=body, timeout=timeout)
+            reply = await exchange(client, method, url, json=body, timeout=timeout)
     except (TimeoutError, httpx.TimeoutException) as exc:
         data = {"url": url, "timeout": timeout}
         raise CodedError(code, f"{method} {url} did not answer within {timeout:g} s", data) from exc

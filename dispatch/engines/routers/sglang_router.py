@@ -169,7 +169,9 @@ class SglangRouter:
         if self._client.is_closed:
             raise CodedError("POOL.CLOSED", f"{where}: this object was closed")
         try:
-            reply = await self._client.request(method, self._url + path, timeout=self._timeout, **more)
+            reply = await probe.exchange(
+                self._client, method, self._url + path, timeout=self._timeout, **more
+            )
         except httpx.HTTPError as exc:
             code = name_of(exc) or "TRANSPORT.DISCONNECTED"
             raise CodedError(code, f"{where}: {type(exc).__name__}") from exc

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx
 import pytest
@@ -117,6 +117,24 @@ async def test_no_answer(ask: Ask, code: str, error: type[Exception]) -> None:
             await ask(one)
     assert caught.value.code == code
     assert "http://engine/" in caught.value.detail
+
+
+async def test_an_endless_reply_is_not_read() -> None:
+    """Each check would take all the memory that comes in within its timeout."""
+    sent = 0
+
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            nonlocal sent
+            for _ in range(64):
+                sent += 1 << 20
+                yield bytes(1 << 20)
+
+    async with client(lambda request: httpx.Response(200, stream=Endless())) as one:
+        with pytest.raises(CodedError, match="more than 16777216 bytes") as caught:
+            await probe.health(one, URL, 20)
+    assert caught.value.code == "ENGINE.UNHEALTHY"
+    assert sent <= 2 * probe.MOST
 
 
 @pytest.mark.parametrize(

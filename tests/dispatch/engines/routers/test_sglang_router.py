@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from protocol import CodedError
 
 ENGINE = "http://127.0.0.1:30001"
 KEY = "sesame-open-for-nobody"
-Handler = Callable[[web.Request], Awaitable[web.Response]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
@@ -122,6 +122,19 @@ async def test_a_router_that_hangs() -> None:
     error = await failure(handler, timeout=0.2)
     assert error.code == "TIMEOUT.DEADLINE"
     assert "within 0.2 s" in error.detail
+
+
+async def test_a_router_whose_reply_has_no_end() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        reply = web.StreamResponse()
+        await reply.prepare(request)
+        with suppress(ConnectionError):  # nobody reads on
+            for _ in range(64):
+                await reply.write(bytes(1 << 20))
+        return reply
+
+    error = await failure(handler, timeout=20.0)
+    assert error.code == "TRANSPORT.DISCONNECTED"
 
 
 async def test_accepted_and_never_done() -> None:
