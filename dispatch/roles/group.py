@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Coroutine, Mapping, Sequence
 from copy import copy
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from dispatch.roles.epoch import Epoch, Failure, Limits, Work
 from dispatch.roles.placement import Placement
@@ -50,7 +50,7 @@ class TrainingGroup:
         events: Events | None = None,
     ) -> None:
         resources = {"CPU": 1.0} if resources is None else dict(resources)
-        _check(cls, world_size, resources, start_timeout)
+        _check(cls, world_size, resources, strategy, start_timeout)
         self.name = name
         self.state = State.NEW
         self.failure: CodedError | None = None
@@ -132,9 +132,11 @@ class TrainingGroup:
 
         Raises CodedError: ACTOR.GROUP_FAILED; CANCEL.CALLER when the group was restarted or closed meanwhile;
         TIMEOUT.DEADLINE while earlier calls had the turn (nothing was run); POOL.MISUSE in a group that is
-        not ready or for a method that the class does not have; POOL.CLOSED."""
+        not ready, for a method that the class does not have or a timeout that is none; POOL.CLOSED."""
         if not callable(getattr(self._work.cls, method, None)):
             raise CodedError("POOL.MISUSE", f"{self._work.cls.__qualname__} has no method {method!r}")
+        if not isinstance(timeout, int | float) or not timeout >= 0:  # nan would never be over
+            raise CodedError("POOL.MISUSE", f"{method}: timeout is {timeout}: seconds, 0 or more")
         epoch = self._ready()
         if self._turn is None:
             return await epoch.call(method, args, kwargs, timeout)
@@ -310,14 +312,20 @@ def _seen(task: asyncio.Task[Any]) -> None:
         task.exception()  # it may be that all callers went away; the event has told of it
 
 
-def _check(cls: object, world_size: int, resources: Mapping[str, float], start_timeout: float) -> None:
+def _check(
+    cls: object, world_size: int, resources: Mapping[str, float], strategy: str, start_timeout: float
+) -> None:
     if not inspect.isclass(cls):
         raise CodedError(
             "CONFIG.INVALID",
             f"cls is {type(cls).__name__}, not a class: pass the plain class, without @ray.remote",
         )
-    if world_size < 1:
-        raise CodedError("CONFIG.INVALID", f"world_size is {world_size}: a group has at least one rank")
+    if not isinstance(world_size, int) or world_size < 1:
+        text = f"world_size is {world_size}: a whole number, for a group has at least one rank"
+        raise CodedError("CONFIG.INVALID", text)
+    if strategy not in get_args(Strategy):
+        text = f"strategy is {strategy!r}, not PACK, STRICT_PACK, SPREAD or STRICT_SPREAD"
+        raise CodedError("CONFIG.INVALID", text)
     wrong = {name: amount for name, amount in resources.items() if not amount > 0}
     if wrong or not resources:
         raise CodedError(

@@ -322,6 +322,8 @@ def test_what_cannot_be_started_is_refused() -> None:
     for wrong, says in (
         ({"cls": Trainer(0, 1, None)}, "not a class"),  # type: ignore[arg-type]  # the wrong thing, on purpose
         ({"world_size": 0}, "world_size is 0"),
+        ({"world_size": 4 / 2}, "world_size is 2.0"),
+        ({"strategy": "SPRAED"}, "strategy is 'SPRAED', not PACK, STRICT_PACK, SPREAD or STRICT_SPREAD"),
         ({"resources": {}}, "name at least one"),
         ({"resources": {"CPU": 0}}, "above 0"),
         ({"start_timeout": 0.0}, "start_timeout is 0"),
@@ -330,6 +332,12 @@ def test_what_cannot_be_started_is_refused() -> None:
         with pytest.raises(CodedError, match=says) as raised:
             TrainingGroup(**settings)
         assert raised.value.code == "CONFIG.INVALID"
+
+
+@pytest.mark.parametrize("timeout", [-1.0, float("nan"), None])
+async def test_a_call_without_a_deadline_is_none(timeout: Any) -> None:
+    error = await failure_of(TrainingGroup(Trainer, 2).call("sleep", timeout=timeout))
+    assert (error.code, error.detail) == ("POOL.MISUSE", f"sleep: timeout is {timeout}: seconds, 0 or more")
 
 
 def test_nothing_outlives_its_owner(ray_local: None) -> None:
