@@ -159,6 +159,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("num_cpus", "num_gpus"):
             if not _is_amount(getattr(self, name)):
                 raise _invalid(name, getattr(self, name), f"is 0, or a number from {_LEAST} on")
+        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
+            raise _invalid("num_gpus", self.num_gpus, "is a whole number where it is above 1")
         if not isinstance(self.resources, Mapping) or not all(map(_is_amount, self.resources.values())):
             raise _invalid("resources", self.resources, f"maps names to 0 or numbers from {_LEAST} on")
         for name in self.resources:

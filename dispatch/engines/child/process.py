@@ -29,7 +29,7 @@ from dispatch.engines.spec import LOG_BYTES, LOG_FILES, ExitReport, StopReport
 from dispatch.engines.traces import gpu, private
 from dispatch.engines.traces.leftovers import MARKER, sweep, unix_time
 from dispatch.engines.traces.owned import Traces
-from dispatch.processes import is_alive, until
+from dispatch.processes import is_alive
 from protocol import CodedError
 from protocol.carriers import error_file
 
@@ -205,11 +205,7 @@ class EngineProcess:
             self._send(b"K")
             stages["kill"] = await self._timed(self._tree_gone.wait(), kill_timeout)
         began = time.monotonic()
-        left = await sweep(self.marker, kill_timeout)
-        more = began + kill_timeout - time.monotonic()
-        # One that is ending is found by its marker no more, and may take a while to free its memory.
-        if not await until(lambda: not is_alive(self.pid, self.create_time), more) and self.pid not in left:
-            left.append(self.pid)
+        left = await sweep(self.marker, kill_timeout, self._tree)
         if not left and not self._tree_gone.is_set():
             await self._end_guard()
         stages["confirm"] = time.monotonic() - began
@@ -235,6 +231,11 @@ class EngineProcess:
             return list(self._facts[done]["failed"])
         await self._end_guard()
         return None
+
+    @property
+    def _tree(self) -> tuple[tuple[int, float], ...]:
+        """The processes that are known by pid and create time."""
+        return ((self.pid, self.create_time), *self._traces.tree)
 
     async def _timed(self, waiting: Any, timeout: float) -> float:
         began = time.monotonic()
@@ -355,7 +356,7 @@ class EngineProcess:
         await self._timed(self._tree_gone.wait(), _DRAIN)
         lost = self._guard_gone.is_set() and not self._said("gone")
         if lost:
-            await sweep(self.marker, _DRAIN)
+            await sweep(self.marker, _DRAIN, self._tree)
         await self._timed(self._output.ended.wait(), _DRAIN)
         await asyncio.wait({asking}, timeout=_DRAIN)
         oom = asking.result() if asking.done() else ""

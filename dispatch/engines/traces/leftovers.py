@@ -15,6 +15,7 @@ import contextlib
 import os
 import stat
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -55,24 +56,29 @@ def find(marker: str) -> list[psutil.Process]:
     return found
 
 
-async def sweep(marker: str, timeout: float) -> list[int]:
-    """SIGKILL every process with ``marker`` until none is left or ``timeout`` seconds are over;
-    the pids that are left. For the case that the guard cannot do it."""
+async def sweep(marker: str, timeout: float, known: Collection[tuple[int, float]] = ()) -> list[int]:
+    """SIGKILL every process with ``marker``, and those that are ``known`` by pid and create time, until none
+    is left or ``timeout`` seconds are over; the pids that are left. For the case that the guard cannot do it."""
     deadline, late = time.monotonic() + timeout, False
-    known: set[tuple[int, float]] = set()  # one that is ending has no environment, and its files still
+    ours = set(known)  # also those that are ending: they have no environment, and their files still
     while True:
-        found = await asyncio.to_thread(find, marker)
-        for process in found:
+        for process in await asyncio.to_thread(find, marker):
             with contextlib.suppress(psutil.NoSuchProcess):
-                known.add((process.pid, process.create_time()))
-        left = [pid for pid, created in known if is_alive(pid, created)]
-        if late or not left:
-            return left
+                ours.add((process.pid, process.create_time()))
+        ours = await asyncio.to_thread(_living, ours)
+        if late or not ours:
+            return sorted(pid for pid, _ in ours)
         late = time.monotonic() > deadline  # what is killed now gets one more look
-        for process in found:
+        for pid, created in ours:
+            one = same_process(pid, created)
             with contextlib.suppress(psutil.Error):  # gone, or not ours to kill: it is reported as left
-                process.kill()  # psutil compares the start time first
+                if one is not None:
+                    one.kill()  # psutil compares the start time first
         await asyncio.sleep(0.01)
+
+
+def _living(processes: Collection[tuple[int, float]]) -> set[tuple[int, float]]:
+    return {one for one in processes if is_alive(*one)}
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):

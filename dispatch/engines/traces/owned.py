@@ -62,6 +62,12 @@ class Traces:
         self._sysv: dict[int, int] = {}  # System V's segments: id → pid of the creator
         self._tree: deque[tuple[int, float]] = deque(maxlen=_MOST)  # pids and when they began
 
+    @property
+    def tree(self) -> tuple[tuple[int, float], ...]:
+        """The engine's processes, as far as the guard has told of them: pids and when they began (unix
+        seconds)."""
+        return tuple(self._tree)
+
     def environment(self, inherited: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
         """What the engine's environment gets when there is a private directory; ``env``, which was given
         for it, comes first."""

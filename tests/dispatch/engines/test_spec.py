@@ -47,6 +47,7 @@ GOOD: dict[str, Any] = {"command": ("serve", "--port", "{port}")}
         ("ports", 3),
         ("ports", ("nccl",)),
         ("num_gpus", -1),
+        ("num_gpus", 1.5),
         ("num_cpus", "1"),
         ("num_cpus", 0.00001),
         pytest.param("start_timeout", 10**400, id="more than a float holds"),

@@ -211,6 +211,45 @@ async def test_guard_killed(tag: Tag) -> None:
     await engine.stop()
 
 
+BARE = ("sh", "-c", "env -i setsid sleep 1004 & exec sleep 1005")
+"""An engine with a child in a session of its own and without an environment."""
+
+
+async def test_guard_killed_and_a_process_without_the_marker(tag: Tag) -> None:
+    """No signal reaches it and its environment is empty; the guard has told of it before."""
+    engine = await EngineProcess.spawn(
+        BARE, env=tag.env
+    )
+    child = await _child_that_is_known(engine)
+    assert child.pid not in tag.alive()
+    os.kill(engine.guard_pid, signal.SIGKILL)
+    assert (await engine.wait(5)).guard_lost
+    await engine.stop()
+    assert not is_alive(child.pid, child.create_time())
+
+
+async def test_guard_frozen_and_a_process_without_the_marker(tag: Tag) -> None:
+    engine = await EngineProcess.spawn(
+        BARE, env=tag.env
+    )
+    child = await _child_that_is_known(engine)
+    os.kill(engine.guard_pid, signal.SIGSTOP)
+    await engine.stop(0.1, 2.0)
+    assert not is_alive(child.pid, child.create_time())
+
+
+async def _child_that_is_known(engine: EngineProcess) -> psutil.Process:
+    """The engine's child, once it runs what it is to run and the guard has told its owner of it."""
+    found: list[psutil.Process] = []
+
+    def known() -> bool:
+        found[:] = psutil.Process(engine.pid).children()
+        return any(one.name() == "sleep" and one.pid in dict(engine._traces.tree) for one in found)
+
+    await until(known)
+    return found[0]
+
+
 async def test_guard_told_to_end(tag: Tag) -> None:
     engine = await EngineProcess.spawn(TREE, env=tag.env)
     await until(lambda: len(tag.alive()) == 3)
