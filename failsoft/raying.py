@@ -14,12 +14,15 @@ from protocol import CodedError
 
 REACH: Final = 3.0
 """Seconds for a connection to a cluster's address."""
+LATE: Final = 10.0
+"""Seconds that a signal, which came while the loop stood still, has to reach its handler."""
 
 
 @contextmanager
 def ray_at(address: str | None) -> Iterator[None]:
     """Ray for this command: the cluster at ``address``, or a local one that ends with it. Raises
-    CodedError CONFIG.INVALID where Ray does not start."""
+    CodedError CONFIG.INVALID where Ray does not start, and SystemExit from Ray's own handler when a SIGTERM
+    comes meanwhile: then the loop's handler, if there is one, runs within `LATE` seconds as well."""
     if address is not None and (why := refused(address)) is not None:
         raise CodedError("CONFIG.INVALID", f"there is no Ray at {address}: {why}")
     # Ray's own words about starting are noise here; its failures are exceptions.

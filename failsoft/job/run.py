@@ -33,7 +33,7 @@ from dispatch.rollout.reach import Reached, reach
 from failsoft.job.breakage import break_things
 from failsoft.job.settings import Settings
 from failsoft.job.view import Progressing, Recovered, Summary, injury_text, print_summary
-from failsoft.raying import ray_at
+from failsoft.raying import LATE, ray_at
 from faults import classify
 from faults.alerts import AlertWatcher, build_sinks, default_rules, load_rules
 from protocol import CodedError, Events, keys
@@ -47,8 +47,6 @@ TERMINATED: Final = 143
 RECOVER: Final = 30.0
 """Seconds that a finished run waits for what was killed to serve again, so that its alerts resolve."""
 DRAIN: Final = 5.0
-LATE: Final = 10.0
-"""Seconds that a signal, which came while the loop stood still, has to reach its handler."""
 SHOW: Final = 0.2
 """Seconds between two looks at the numbers."""
 

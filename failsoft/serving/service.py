@@ -20,7 +20,8 @@ import ray
 
 from dispatch.engines import EngineFleet, EngineStatus
 from dispatch.engines.config import EnginesFile, make_router
-from failsoft.raying import ray_at
+from dispatch.processes import until
+from failsoft.raying import LATE, ray_at
 from failsoft.serving.control import DownOrder, Engine, EngineOrder, FleetStatus, listening
 from failsoft.serving.place import claimed
 from failsoft.serving.view import Printer
@@ -69,7 +70,12 @@ class Service:
         table = self.file.fleet
         self._printer.say(f"fleet {table.name}: {len(self.file.specs)} engines of {self.file.path}")
         async with AsyncExitStack() as stack:
-            stack.enter_context(ray_at(table.ray or None))
+            try:
+                stack.enter_context(ray_at(table.ray or None))
+            except SystemExit:  # of Ray's own handler of SIGTERM, while it starts
+                if await until(self._ending.is_set, LATE):  # ours runs as well, once the loop turns
+                    return
+                raise
             self._listen()  # again: ray.init puts handlers of its own in the place of ours
             self._ray = ray.get_runtime_context().gcs_address
             router = make_router(self.file.router)

@@ -154,6 +154,17 @@ def test_signals(tmp_path: Path, runtime: Path) -> None:
         assert service.stderr.splitlines()[-1].endswith("fleet demo ended")
 
 
+def test_a_signal_while_ray_starts(tmp_path: Path, runtime: Path) -> None:
+    """Ray has a handler of its own meanwhile, which ends the process on the spot."""
+    with up(tmp_path, runtime, STUBBORN) as service:
+        service.until(lambda: service.alive("gcs_server"), "Ray starts")
+        service.signal(signal.SIGTERM)
+        assert service.wait(60) == 0, service.stderr
+        assert "SIGTERM: stopping" in service.stdout
+        assert service.stdout.splitlines()[-1].endswith("fleet demo ended")
+        service.gone(60)
+
+
 def test_down_has_a_limit_and_killed_ones_leave_a_stale_socket(tmp_path: Path, runtime: Path) -> None:
     with up(tmp_path, runtime, STUBBORN) as service:
         until_ready(service, 1)
