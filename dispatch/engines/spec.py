@@ -164,6 +164,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.resources, Mapping) or not all(map(_is_amount, self.resources.values())):
             raise _invalid("resources", self.resources, f"maps names to 0 or numbers from {_LEAST} on")
         for name in self.resources:
+            if not _is_text(name) or not name:  # one without a name ends the driver: Ray aborts
+                raise _invalid("resources", name, "maps names to numbers")
             if name in _OTHERWISE:
                 raise _invalid("resources", name, f"holds custom resources alone ({name} {_OTHERWISE[name]})")
 

@@ -131,7 +131,6 @@ class Keeper:
 
     async def run(self) -> None:
         """Keep the engine until it is cancelled, which leaves the rest to `close`."""
-        self._place.ask()
         self.tell(event.Begun())
         while True:
             happened = await self._inbox.get()
@@ -220,7 +219,14 @@ class Keeper:
         spec, key = self.spec, self.status.key
         if self._actor is None:
             self._answered = False
-            self._actor = as_actor(spec, **await self._place.options(spec.start_timeout)).remote(spec, key)
+            try:
+                options = await self._place.options(spec.start_timeout)
+                self._actor = as_actor(spec, **options).remote(spec, key)
+            except (TypeError, ValueError) as exc:  # Ray looks at resources here, in the caller
+                text = f"{key}: Ray takes no engine with these resources: {exc}"
+                raise CodedError.from_exception(exc, "CONFIG.INVALID", text) from exc
+            except RayError as exc:
+                raise named(exc) from exc
         if not self._answered:
             first = self._actor.status.options(concurrency_group=CONTROL).remote()
             late = f"{key}, stage actor: not scheduled"

@@ -35,7 +35,7 @@ class Place:
 
     async def options(self, timeout: float) -> dict[str, Any]:
         """The actor's options once there is room. Raises CodedError ENGINE.START_TIMEOUT, with what was asked
-        for, after ``timeout`` seconds."""
+        for, after ``timeout`` seconds, and what Ray raises for resources that it does not take."""
         self.ask()
         assert self._group is not None
         wanted = ", ".join(f"{name} {amount:g}" for name, amount in self._bundle.items() if amount)

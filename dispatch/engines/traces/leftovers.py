@@ -58,7 +58,8 @@ def find(marker: str) -> list[psutil.Process]:
 
 async def sweep(marker: str, timeout: float, known: Collection[tuple[int, float]] = ()) -> list[int]:
     """SIGKILL every process with ``marker``, and those that are ``known`` by pid and create time, until none
-    is left or ``timeout`` seconds are over; the pids that are left. For the case that the guard cannot do it."""
+    is left or ``timeout`` seconds are over; the pids that are left. For the case that the guard cannot do
+    it."""
     deadline, late = time.monotonic() + timeout, False
     ours = set(known)  # also those that are ending: they have no environment, and their files still
     while True:

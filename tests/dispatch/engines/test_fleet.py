@@ -222,6 +222,15 @@ async def test_nowhere_to_run(ray_local: None, events: EventFile) -> None:
     assert time.monotonic() - began < 5, "nobody waits for an actor that never was"
 
 
+async def test_resources_that_ray_refuses(ray_local: None, events: EventFile) -> None:
+    """Told, and not waited for: an engine without a keeper would be down for ever, without a word."""
+    spec = EngineSpec(command=("x", "{port}"), resources={"bundle": 1.0})
+    async with fleet_of([spec], events, 0) as fleet:
+        await until(lambda: fleet.given_up)
+        assert "bundle is a system reserved resource" in fleet.given_up[0].detail
+    assert names(events)[:2] == ["engine.starting", "engine.died"]
+
+
 async def test_wait_ready_says_how_it_stands(ray_local: None, tag: Tag, events: EventFile) -> None:
     async with fleet_of([spec_of(tag, "--never-bind")], events, 0) as fleet:
         with pytest.raises(

@@ -54,6 +54,7 @@ GOOD: dict[str, Any] = {"command": ("serve", "--port", "{port}")}
         ("resources", {"nic": -1}),
         ("resources", {"nic": float("nan")}),
         ("resources", {"nic": "1"}),
+        ("resources", {"": 1}),
         ("resources", {"CPU": 1}),
         ("resources", {"memory": 1}),
         ("env", {"A=B": "x"}),

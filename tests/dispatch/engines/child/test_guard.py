@@ -217,9 +217,7 @@ BARE = ("sh", "-c", "env -i setsid sleep 1004 & exec sleep 1005")
 
 async def test_guard_killed_and_a_process_without_the_marker(tag: Tag) -> None:
     """No signal reaches it and its environment is empty; the guard has told of it before."""
-    engine = await EngineProcess.spawn(
-        BARE, env=tag.env
-    )
+    engine = await EngineProcess.spawn(BARE, env=tag.env)
     child = await _child_that_is_known(engine)
     assert child.pid not in tag.alive()
     os.kill(engine.guard_pid, signal.SIGKILL)
@@ -229,9 +227,7 @@ async def test_guard_killed_and_a_process_without_the_marker(tag: Tag) -> None:
 
 
 async def test_guard_frozen_and_a_process_without_the_marker(tag: Tag) -> None:
-    engine = await EngineProcess.spawn(
-        BARE, env=tag.env
-    )
+    engine = await EngineProcess.spawn(BARE, env=tag.env)
     child = await _child_that_is_known(engine)
     os.kill(engine.guard_pid, signal.SIGSTOP)
     await engine.stop(0.1, 2.0)
