@@ -353,7 +353,7 @@ async def test_somebody_listens_on_its_port(tag: Tag, monkeypatch: pytest.Monkey
 
 
 async def test_a_process_that_cannot_be_killed(tag: Tag, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def stays(marker: str, timeout: float) -> list[int]:
+    async def stays(marker: str, timeout: float, known: object) -> list[int]:
         return [4711]
 
     engine = await EngineProcess.spawn(TREE, env=tag.env)
