@@ -345,3 +345,34 @@ def test_driver_killed(request: pytest.FixtureRequest, tag: Tag, cluster: str) -
         finally:
             driver.kill()
         until_sync(lambda: not tag.alive(), 20, "no engine outlives its driver")
+
+
+GPUS = """
+import asyncio, json, sys, ray
+from pathlib import Path
+from dispatch.engines import EngineFleet, EngineSpec
+ray.init(address="local", num_cpus=2, num_gpus=3, include_dashboard=False, log_to_driver=False)
+async def main():
+    command, env = tuple(json.loads(sys.argv[1])), {"TEST_TAG": sys.argv[2]}
+    specs = [EngineSpec(command=command, env=env, num_gpus=number) for number in (1, 2)]
+    async with EngineFleet(specs) as fleet:
+        for engine in await fleet.wait_ready(120):
+            lines = Path(f"/proc/{engine.pid}/environ").read_text().split(chr(0))
+            print(next(line for line in lines if line.startswith("CUDA_VISIBLE_DEVICES=")))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(180)
+def test_each_engine_sees_the_gpus_that_ray_gave_it(tag: Tag) -> None:
+    """Of a Ray that was told of three: it gives them out by number, whether they are there or not."""
+    arguments = (json.dumps(spec_of(tag).command), tag.text)
+    done = subprocess.run(
+        [sys.executable, "-c", GPUS, *arguments], capture_output=True, text=True, timeout=170, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seen = [
+        line.partition("=")[2].split(",") for line in done.stdout.splitlines() if line.startswith("CUDA_")
+    ]
+    assert [len(numbers) for numbers in seen] == [1, 2]
+    assert sorted(seen[0] + seen[1]) == ["0", "1", "2"]
