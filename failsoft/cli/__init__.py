@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
+from typing import Final
 
 import typer
 
@@ -25,9 +28,25 @@ app.add_typer(alerts.app, name="alerts")
 app.add_typer(engines.app, name="engines")
 
 
+_UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""How a write to standard output fails: nobody reads it, a full disk, a limit, a broken one."""
+
+
 def main() -> None:
     """The entry point of the ``failsoft`` command."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # What the locale's encoding lacks, a log's text above all, is written as stderr writes it.
         sys.stdout.reconfigure(errors="backslashreplace")
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # what is still to be written would fail where nobody can tell of it
+    except OSError as exc:
+        if exc.errno not in _UNWRITABLE or exc.filename is not None:
+            raise
+        # So that the interpreter does not try once more as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if exc.errno != errno.EPIPE:  # its reader, as head, has seen enough
+            print(f"failsoft: the output cannot be written: {exc.strerror}", file=sys.stderr)
+        sys.exit(1)
