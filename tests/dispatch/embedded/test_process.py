@@ -61,7 +61,7 @@ def test_paused_hung_and_slow_work_does_not_hold_up_the_exit(
     engine.faults("slow", contains="slow")
     hung = pool.submit(engine.generate, "hang")
     slow = pool.submit(engine.generate, "slow", max_new_tokens=1)
-    engine.wait_counts(in_flight=2)
+    wait_until(lambda: engine.get("/faults").json() == {"armed": []}, "both have their fault")
     wait_until(lambda: engine.loads()["num_tokens_total"] > 0, "the slow one was generated")
     engine.post("/pause_generation", {"mode": "in_place"})
     health = [pool.submit(engine.get, path) for path in ("/health", "/health_generate")]
