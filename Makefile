@@ -60,9 +60,12 @@ test: lint $(ENGINES)
 test-vllm: $(STAMP) .venv-vllm/.installed
 	$(PYTEST) tests/real_engines -m vllm --timeout 3600 -s
 
-# In a network namespace with nothing but loopback: SGLang's scheduler listens on all interfaces.
+# In a network namespace with nothing but loopback: SGLang's scheduler listens on all interfaces. And with a
+# temporary folder of its own: of those of earlier tests pytest would remove the oldest, which not all can be here.
 test-sglang: $(STAMP) .venv-sglang/.installed
-	unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' sh $(PYTEST) tests/real_engines -m sglang --timeout 3600 -s
+	@mkdir -p out
+	unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' sh $(PYTEST) tests/real_engines -m sglang \
+		--timeout 3600 --basetemp out/sglang -s
 
 .venv-vllm/.installed: tests/real_engines/vllm-requirements.txt
 	$(PYTHON) -m venv $(@D)
