@@ -146,12 +146,14 @@ def test_pausing_by_abort_ends_everything_and_new_requests_wait(
 def test_pausing_keeps_the_work_and_decides_whether_the_cache_can_be_flushed(
     start_engine: StartEngine, pool: ThreadPoolExecutor, mode: str, running: int, waiting: int, flush: int
 ) -> None:
-    engine = start_engine("--token-rate", "2000")
+    engine = start_engine("--faults", "--token-rate", "2000")
+    engine.faults("freeze")  # until they are paused, which they may else be too late for
     asked = [
         pool.submit(engine.generate, "The", max_new_tokens=1500, ignore_eos=True, seed=1) for _ in range(2)
     ]
     wait_until(lambda: engine.loads()["num_running"] == 2, "two run")
     engine.post("/pause_generation", {"mode": mode})
+    engine.clear_faults()
     loads = engine.loads()
     assert (loads["num_running"], loads["num_waiting"]) == (running, waiting)
     assert engine.loads()["num_tokens_total"] == loads["num_tokens_total"]

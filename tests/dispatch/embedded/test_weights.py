@@ -98,10 +98,12 @@ def test_an_update_in_the_middle_waits_for_the_work_in_flight(
 def test_an_engine_paused_in_place_updates_only_without_the_flush(
     start_engine: StartEngine, pool: ThreadPoolExecutor, bees: str
 ) -> None:
-    engine = start_engine("--weight-version", "v1", "--token-rate", "2000")
+    engine = start_engine("--faults", "--weight-version", "v1", "--token-rate", "2000")
+    engine.faults("freeze")  # until it is paused, which it may else end before
     asked = pool.submit(engine.generate, "The", max_new_tokens=1500, ignore_eos=True)
     wait_until(lambda: engine.loads()["num_running"] == 1, "it runs")
     engine.post("/pause_generation", {"mode": "in_place"})
+    engine.clear_faults()
     update = {"model_path": bees, "weight_version": "v2"}
     refused = engine.post("/update_weights_from_disk", update)
     assert (refused.status_code, refused.json()["success"]) == (400, False)
