@@ -155,8 +155,9 @@ async def test_an_engine_out_of_reach(
     """It is not taken in. The router goes on trying, also after a removal; when it succeeds late, the list is
     put right."""
     late = llama_worker(tmp_path, tag.env, quick_model, free_port())
-    router = SglangRouter(running.url, KEY, timeout=1.5)
-    with pytest.raises(CodedError, match=r"did not take .* in within 1.5 s") as caught:
+    # A removal waits for a second first: what is left has to be enough for a busy machine.
+    router = SglangRouter(running.url, KEY, timeout=3)
+    with pytest.raises(CodedError, match=r"did not take .* in within 3 s") as caught:
         await router.add(late.url)
     assert caught.value.code == "TIMEOUT.DEADLINE"
     await router.remove(late.url)
