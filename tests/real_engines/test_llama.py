@@ -71,7 +71,7 @@ async def long_request(status: EngineStatus) -> AsyncIterator[asyncio.Task[httpx
 
 
 async def test_started_proven_stopped(tag: Tag, quick_model: Path, tmp_path: Path) -> None:
-    spec = llama_spec(quick_model, tag.env, log_dir=str(tmp_path))
+    spec = llama_spec(quick_model, tag.env, log_dir=str(tmp_path), term_timeout=10.0)
     async with supervised(spec) as (supervisor, status):
         assert (status.state, status.stage) == ("ready", "routable")
         assert status.weight_version is None
