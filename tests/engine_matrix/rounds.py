@@ -189,7 +189,7 @@ class Judge:
         self._serving = serves.result() if serves else None
         if self._gone is None:
             self._say(f"left after {GONE:g} s: {', '.join(left)}")
-        if not self._wait(lambda: all(one.ended for one in struck.requests), time.time() + 1.0):
+        if not self._wait(lambda: all(one.ended for one in struck.requests), time.time() + 5.0):
             self._say("a client still waits for its reply")
         if serving and self._serving is None:
             self._say(f"nobody serves after {GONE + SERVES:g} s: {self._last()}")
