@@ -122,7 +122,7 @@ async def test_killed_while_it_generates(tag: Tag, slow_model: Path) -> None:
 async def test_in_a_fleet(ray_local: None, tag: Tag, events: EventFile, quick_model: Path) -> None:
     """SIGSTOP is found by the checks, SIGKILL by the supervisor: both times a new one serves, and the router
     knows it."""
-    spec = llama_spec(quick_model, tag.env, health_timeout=0.5, health_failures=2)
+    spec = llama_spec(quick_model, tag.env)
     router = Telling()
     with Events.to_file(events.path, run="test", role="fleet") as sink:
         async with EngineFleet([spec], events=sink, router=router) as fleet:
