@@ -12,6 +12,8 @@ import typer
 
 from failsoft.cli import alerts, codes, doctor, engines, explain, rollout
 
+__all__ = ["app", "main"]
+
 app = typer.Typer(
     name="failsoft",
     help="Fault tolerance and an error protocol for RL rollouts on Ray.",
