@@ -33,6 +33,8 @@ from protocol import CodedError, coded
 
 BEAT: Final = 0.2
 """Seconds between two heartbeats of the default group's loop."""
+STALE: Final = 5 * BEAT
+"""Seconds without a heartbeat that need an explanation; a poster that starts on a busy machine has some."""
 MAX_REMEMBERED: Final = 20_000
 """How many ended attempts are remembered, so that none is run a second time."""
 DROP_TIMEOUT: Final = 5.0
@@ -175,7 +177,7 @@ class Poster:
     async def pulse(self) -> Pulse:
         """How fresh the default group's loop is. No answer: stopped or dead. An old beat: blocked or
         wedged. A fresh one with many active: merely full."""
-        if time.monotonic() - self._beat > 2 * BEAT:
+        if time.monotonic() - self._beat > STALE:
             # A process that was stopped goes on in both loops: the other one is given the time for a beat.
             await asyncio.sleep(BEAT)
         return Pulse(time.monotonic() - self._beat, len(self._active))
