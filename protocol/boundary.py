@@ -11,8 +11,9 @@ from protocol.carriers.http_reply import facts_of
 from protocol.codes import Code
 from protocol.errors import NESTED, CodedError, Link, Origin, attribute_of, caused_by, contents, kept_live
 from protocol.reading import Reading, read, strictness, trust_facts
+from protocol.safe import own_attribute
 from protocol.token import Trust
-from protocol.walking import came_through_ray, cause_in, is_ray_task_error, leaves_of
+from protocol.walking import came_through_ray, is_ray_task_error, leaves_of
 
 T = TypeVar("T")
 Namer = Callable[[BaseException], "Code | str | None"]
@@ -93,7 +94,7 @@ def _below_ray(exc: BaseException) -> CodedError | None:
     that can be imported from nowhere: only cloudpickle sends it, and a worker of multiprocessing that
     raises it is heard to fail with a PicklingError. (It makes none where the CodedError's own ``__new__``
     wants other arguments.)"""
-    error = cause_in(exc)
+    error = own_attribute(exc, "cause")
     if not issubclass(type(error), CodedError):
         return None
     assert isinstance(error, CodedError)

@@ -31,6 +31,7 @@ from protocol.safe import (
     json_safe,
     mro_of,
     name_of_type,
+    own_attribute,
     printed_length,
     type_name,
 )
@@ -419,12 +420,7 @@ def attribute_of(error: CodedError, name: str) -> Any:
 
 def notes_of(exc: BaseException) -> tuple[str, ...]:
     """The notes of an exception (PEP 678), capped."""
-    try:
-        notes = vars(exc).get("__notes__")
-    except CONTROL:
-        raise
-    except BaseException:  # noqa: BLE001 - a __dict__ of a foreign exception may raise anything
-        return ()
+    notes = own_attribute(exc, "__notes__")
     return tuple(clean(note, MAX_TEXT // 4) for note in notes[:MAX_NOTES]) if type(notes) is list else ()
 
 

@@ -179,14 +179,20 @@ def text_of(value: object) -> str:
         return f"<{name_of_type(type(value))} whose str() raised {name_of_type(type(exc))}>"
 
 
-def printed_length(exc: BaseException) -> int:
-    """How many characters the text and the notes of an exception have, about, as Python prints them."""
+def own_attribute(exc: BaseException, name: str) -> Any:
+    """What the instance itself has under ``name``, whatever its class says; None where it has none, or it
+    cannot be read."""
     try:
-        notes = vars(exc).get("__notes__")
+        return vars(exc).get(name)
     except CONTROL:
         raise
     except BaseException:  # noqa: BLE001 - a __dict__ of a foreign exception may raise anything
-        notes = None
+        return None
+
+
+def printed_length(exc: BaseException) -> int:
+    """How many characters the text and the notes of an exception have, about, as Python prints them."""
+    notes = own_attribute(exc, "__notes__")
     return len(text_of(exc)) + (0 if notes is None else len(text_of(notes)))
 
 

@@ -63,16 +63,6 @@ def _reached(
     return list(seen.values())
 
 
-def cause_in(exc: BaseException) -> object:
-    """What a RayTaskError, or its dual, has as the cause."""
-    try:
-        return vars(exc).get("cause")
-    except CONTROL:
-        raise
-    except BaseException:  # noqa: BLE001 - a __dict__ of a foreign exception may raise anything
-        return None
-
-
 def came_through_ray(exc: BaseException) -> bool:
     """Whether ``exc``, or what lies below it, is a RayTaskError or its dual: raised in another process."""
     return any(is_ray_task_error(type(one)) for one in walk(exc))

@@ -70,12 +70,16 @@ async def sweep(marker: str, timeout: float, known: Collection[tuple[int, float]
         if late or not ours:
             return sorted(pid for pid, _ in ours)
         late = time.monotonic() > deadline  # what is killed now gets one more look
-        for pid, created in ours:
-            one = same_process(pid, created)
-            with contextlib.suppress(psutil.Error):  # gone, or not ours to kill: it is reported as left
-                if one is not None:
-                    one.kill()  # psutil compares the start time first
+        for one in ours:
+            _kill(*one)
         await asyncio.sleep(0.01)
+
+
+def _kill(pid: int, create_time: float) -> None:
+    process = same_process(pid, create_time)
+    with contextlib.suppress(psutil.Error):  # gone, or not ours to kill: it is reported as left
+        if process is not None:
+            process.kill()  # psutil compares the start time first
 
 
 def _living(processes: Collection[tuple[int, float]]) -> set[tuple[int, float]]:
@@ -126,11 +130,8 @@ async def end_orphans(timeout: float, directory: str | None = None) -> Orphans:
         if left == Orphans() or time.monotonic() > deadline:
             return left
         for one in left.processes:
-            process = same_process(one.pid, one.create_time)
             killed[one.pid, one.create_time] = one.marker
-            with contextlib.suppress(psutil.Error):  # gone, or not ours to kill: it is reported as left
-                if process is not None:
-                    process.kill()
+            _kill(one.pid, one.create_time)
         # One that is ending has no environment, and its files still: shared memory that it holds would stay,
         # and the note of it be gone.
         ending = {marker for process, marker in killed.items() if is_alive(*process)}

@@ -167,7 +167,7 @@ def _tame(exc: BaseException) -> None:
 def _refused(
     response: httpx.Response, headers: dict[str, str], body: bytes, sent: bytes, facts: dict[str, Any]
 ) -> CodedError:
-    text = without_echo(body.decode("utf-8", "replace"), sent)
+    text = _words(body, sent)
     status, start = response.status_code, excerpt(text)
     fault = classify_status(status, headers, start)
     if fault is None:  # 1xx never ends an exchange
@@ -181,6 +181,11 @@ def _refused(
     return CodedError(said.code, detail, {**said.data, **data}, id=said.id)
 
 
+def _words(body: bytes, sent: bytes) -> str:
+    """The start of what a server says, without what it repeats of the request ``sent``."""
+    return without_echo(body[:MAX_ERROR_BODY].decode("utf-8", "replace"), sent)
+
+
 def _json(body: bytes, sent: bytes, content_type: str, status: int, facts: dict[str, Any]) -> Any:
     try:
         return msgspec.json.decode(body)
@@ -189,11 +194,10 @@ def _json(body: bytes, sent: bytes, content_type: str, status: int, facts: dict[
     try:
         return json.loads(body)  # engines write NaN, which is not JSON but is meant
     except (ValueError, RecursionError) as exc:
-        start = without_echo(body[:MAX_ERROR_BODY].decode("utf-8", "replace"), sent)
         raise CodedError(
             "UPSTREAM.BAD_BODY",
             f"HTTP {status} from {facts['url']}, but the body is not JSON "
-            f"({defuse(content_type) or 'no content type'}): {excerpt(start, 200)}",
+            f"({defuse(content_type) or 'no content type'}): {excerpt(_words(body, sent), 200)}",
             facts,
         ) from exc
 
@@ -211,8 +215,7 @@ def _events(body: bytes, sent: bytes, facts: dict[str, Any]) -> list[Any]:
             return events
         event = _json(value.encode(), sent, EVENT_STREAM, 200, facts)
         if isinstance(event, dict) and event.get("error") is not None:
-            said = json.dumps(event["error"], default=str)[:MAX_ERROR_BODY]
-            said = excerpt(without_echo(said, sent), 600)
+            said = excerpt(_words(json.dumps(event["error"], default=str).encode(), sent), 600)
             raise CodedError(
                 "UPSTREAM.STREAM_ERROR", f"error event in the stream from {facts['url']}: {said}", facts
             )
